@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pieces of a batch: their numbers are told as int32_t. */
+/* Most pieces of a batch: a number is reported as an int32_t. */
 #define SL_PIECES_MAX INT32_MAX
 
 struct sl_pieces {
@@ -67,8 +67,8 @@ static __attribute__((noinline, unused)) struct sl_desc sl_run(const struct sl_p
 	return d;
 }
 
-/* What a piece is told as: of a pattern, its entry. */
-static inline int32_t sl_piece_told(const struct sl_pieces *s, int32_t i)
+/* The piece to report in an error: of a pattern its entry, and not the run. */
+static inline int32_t sl_reported_piece(const struct sl_pieces *s, int32_t i)
 {
 	return s->runs > 1 && i >= 0 ? i / (int32_t)s->runs : i;
 }
@@ -205,10 +205,10 @@ static inline size_t sl_pieces_size(const struct sl_pieces *s)
 	return n * sizeof(uint32_t) + (s->nest ? sizeof(*s->nest) : 0);
 }
 
-/* Memory for a copy of what form names, before anything is begun. -ENOMEM: as before. */
-static inline int sl_pieces_reserve(struct sl_pieces *s, const struct sl_pieces *form)
+/* Allocates memory for a copy of the arrays of spec. -ENOMEM: s is as before. */
+static inline int sl_pieces_reserve(struct sl_pieces *s, const struct sl_pieces *spec)
 {
-	size_t size = sl_pieces_size(form);
+	size_t size = sl_pieces_size(spec);
 	void *grown;
 
 	if (s->copy_size >= size)
@@ -221,18 +221,18 @@ static inline int sl_pieces_reserve(struct sl_pieces *s, const struct sl_pieces 
 	return 0;
 }
 
-/* Names what form does, and keeps the memory that it has. */
-static inline void sl_pieces_take(struct sl_pieces *s, const struct sl_pieces *form)
+/* Makes s name the arrays of spec, but keep its memory for a copy. */
+static inline void sl_pieces_take(struct sl_pieces *s, const struct sl_pieces *spec)
 {
 	void *copy = s->copy;
 	size_t size = s->copy_size;
 
-	*s = *form;
+	*s = *spec;
 	s->copy = copy;
 	s->copy_size = size;
 }
 
-/* Copies what the caller's arrays hold, into what was reserved. */
+/* Copies the caller's arrays into the memory that was reserved. */
 static inline void sl_pieces_keep(struct sl_pieces *s)
 {
 	uint32_t *lists = s->copy;

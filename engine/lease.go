@@ -30,12 +30,12 @@ type Lease struct {
 	left   []driver.Memory // guarded by ending: those that are not revoked
 	token  []byte
 
-	ending   session.Turn  // held while the proof is sought
-	ended    bool          // guarded by ending, as are the next two
-	timer    *time.Timer   // of its time, or of the next look for the proof; nil: neither
-	pause    time.Duration // before that look
-	retrying atomic.Bool   // the timer is of the next look
-	unproven atomic.Bool   // Revoke has failed
+	ending   session.ContextLock // held while the proof is sought
+	ended    bool                // guarded by ending, as are the next two
+	timer    *time.Timer         // of its time, or of the next look for the proof; nil: neither
+	pause    time.Duration       // before that look
+	retrying atomic.Bool         // the timer is of the next look
+	unproven atomic.Bool         // Revoke has failed
 	revoked  chan struct{}
 }
 
@@ -86,7 +86,7 @@ func (r *Region) lease(seg driver.Segment, off uint64, o LeaseOptions) (*Lease, 
 	if err := r.use(); err != nil {
 		return nil, &OpError{Op: "lease", Err: err}
 	}
-	l := &Lease{e: r.e, region: r, off: off, n: seg.Len, ending: session.NewTurn(),
+	l := &Lease{e: r.e, region: r, off: off, n: seg.Len, ending: session.NewContextLock(),
 		revoked: make(chan struct{})}
 	if err := l.register(seg); err != nil {
 		if l.left == nil {
@@ -95,11 +95,11 @@ func (r *Region) lease(seg driver.Segment, off uint64, o LeaseOptions) (*Lease, 
 		return nil, err
 	}
 	if o.TTL > 0 {
-		_ = l.ending.Take(context.Background())
+		_ = l.ending.Lock(context.Background())
 		if !l.ended { // by Close, as it was made
 			l.timer = time.AfterFunc(o.TTL, l.expire)
 		}
-		l.ending.Give()
+		l.ending.Unlock()
 	}
 	return l, nil
 }
@@ -154,11 +154,11 @@ func (l *Lease) Revoked() <-chan struct{} { return l.revoked }
 // be: the engine looks for the proof from time to time until it has it, and closes Revoked then. It
 // is idempotent.
 func (l *Lease) Revoke(ctx context.Context) error {
-	if err := l.ending.Take(ctx); err != nil {
+	if err := l.ending.Lock(ctx); err != nil {
 		return &OpError{Op: "revoke lease on " + l.region.name,
 			Err: fmt.Errorf("another call revokes it and has no proof yet: %w", err)}
 	}
-	defer l.ending.Give()
+	defer l.ending.Unlock()
 	if l.ended {
 		return nil
 	}

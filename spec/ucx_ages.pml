@@ -18,7 +18,7 @@
 //
 //   send, hears: send.c: sl_ucx_send; arrive.c: heard
 //   fresh, copy: serve.c: sl_ucx_serve_write; ages.c: sl_ucx_age
-//   ask, vouch, vouched: ages.c: sl_ucx_doubt, sl_ucx_vouch, sl_ucx_vouched
+//   ask, vouch, vouched: ages.c: sl_ucx_ask_confirm, sl_ucx_confirm, sl_ucx_confirmed
 //   the last two choices of Initiator: end.c: end, proof_at
 //   Revoke, quiesce: memory.c: sl_ucx_revoke: the ticket, then each worker's lock is taken once
 

@@ -28,8 +28,8 @@ type memory struct {
 	// block is the allocation of AllocDevice that other processes may map; nil: they may not.
 	block *ownBlock
 
-	turn session.Turn // of Revoke
-	gone bool         // Revoke has succeeded; guarded by turn
+	revokeLock session.ContextLock // held by Revoke
+	gone       bool                // Revoke has succeeded; guarded by revokeLock
 	// the error of Revoke when Close of the backend could not prove that other processes have
 	// stopped; afterwards nothing can
 	unproven atomic.Pointer[error]
@@ -50,7 +50,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if b.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	m := &memory{b: b, seg: seg, turn: session.NewTurn()}
+	m := &memory{b: b, seg: seg, revokeLock: session.NewContextLock()}
 	if err := m.find(); err != nil {
 		return nil, err
 	}
@@ -126,8 +126,8 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &m.b.owner), nil
 }
 
-// opens returns nil if the token gives access to the memory, else the reason.
-func (m *memory) opens(t *session.Token) error {
+// checkToken returns nil if the token gives access to the memory, else the reason.
+func (m *memory) checkToken(t *session.Token) error {
 	switch {
 	case m == nil, t.Epoch < m.epoch, m.theirs.ended.Load():
 		return driver.ErrRevoked
@@ -143,10 +143,10 @@ func (m *memory) opens(t *session.Token) error {
 // memory as local memory.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.end()
-	if err := m.turn.Take(ctx); err != nil {
+	if err := m.revokeLock.Lock(ctx); err != nil {
 		return fmt.Errorf("revoke key %d: another call looks for the proof: %w", m.key, err)
 	}
-	defer m.turn.Give()
+	defer m.revokeLock.Unlock()
 	if m.gone {
 		return nil
 	}
@@ -186,9 +186,9 @@ func (m *memory) end() {
 func (m *memory) giveUp(why error) error {
 	if m.pin != nil {
 		pins.abandon(m.pin)
-		_ = m.turn.Take(context.Background())
+		_ = m.revokeLock.Lock(context.Background())
 		m.gone = true
-		m.turn.Give()
+		m.revokeLock.Unlock()
 		return why
 	}
 	why = fmt.Errorf("the backend has closed, and a process may write still: %w: %w",

@@ -324,7 +324,7 @@ func (g *client) open(token []byte) (h head, fd int, err error) {
 		return h, -1, err
 	}
 	m := g.b.memories.At(t.Key)
-	if err := m.opens(&t); err != nil {
+	if err := m.checkToken(&t); err != nil {
 		return h, -1, err
 	}
 	switch {

@@ -131,8 +131,8 @@ func startOwner(t *testing.T) *owner {
 func TestOtherUsers(t *testing.T) {
 	r := newRig(t, peersConfig())
 	mine := string(r.b.Addr())
-	_, name, _ := strings.Cut(strings.TrimPrefix(mine, soleMarker), ":")
-	other := soleMarker + "65534:" + name
+	_, name, _ := strings.Cut(strings.TrimPrefix(mine, peersPrefix), ":")
+	other := peersPrefix + "65534:" + name
 	if unix.Getuid() != 65534 {
 		_, err := r.b.Connect(context.Background(), []byte(other))
 		sameError(t, "connect to a process of another user", err, os.ErrPermission)

@@ -129,7 +129,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		return 0, 0, err
 	}
 	m := p.to.memories.At(t.Key)
-	if err := m.opens(&t); err != nil {
+	if err := m.checkToken(&t); err != nil {
 		return 0, 0, err
 	}
 	key, err := p.keep(&remote{m: m, grant: &m.theirs})

@@ -28,7 +28,7 @@ import (
 //	ask      importer: a token
 //	answer   owner: a slot and the memory, or an error
 //	drop     importer: gives back a slot
-//	ended    owner: a hint to look at the states, since one has changed
+//	ended    owner: the state of some slot has changed, look at the page
 //	bye      importer: none of its batches runs any more
 const (
 	sayHello = iota + 1
@@ -41,18 +41,19 @@ const (
 )
 
 const (
-	protocol   = 1
-	slotsMax   = 4096 // most imports over one connection
-	pageBytes  = 8 * slotsMax
-	packetMax  = 4 << 10
-	soleMarker = "cuda1:" // prefix of an Addr that other processes can reach
+	protocol    = 1
+	slotsMax    = 4096 // most imports over one connection
+	pageBytes   = 8 * slotsMax
+	packetMax   = 4 << 10
+	peersPrefix = "cuda1:" // prefix of an Addr that other processes can reach
 )
 
 // head is the fixed part of a packet.
 type head struct {
 	Kind, Version, Outcome, ReadOnly uint8
 	ID, Slot                         uint32
-	// number of the owner's physical memory; renew gives a new one
+	// Block is the number of the owner's physical memory. renew, which replaces it, gives a new
+	// one.
 	Block             uint64
 	Mapped, Off, Size uint64 // bytes of the block; offset and size of the memory in it
 	Device            [16]byte
@@ -74,7 +75,7 @@ func outcomeOf(err error) uint8 {
 	return uint8(len(outcomes))
 }
 
-// outcome returns the error in an answer, or nil.
+// outcome returns the error in an answer, or nil. text is the owner's explanation.
 func (h *head) outcome(text []byte) error {
 	switch {
 	case h.Outcome == 0:
@@ -120,7 +121,7 @@ func (w *wire) receive() (h head, tail []byte, fd int, err error) {
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
-	fd, fdErr := theDescriptor(w.oob[:oobn])
+	fd, fdErr := descriptorIn(w.oob[:oobn])
 	switch {
 	case err != nil:
 	case fdErr != nil:
@@ -141,8 +142,9 @@ func (w *wire) receive() (h head, tail []byte, fd int, err error) {
 	return h, w.buf[headBytes:n], fd, nil
 }
 
-// theDescriptor returns the file descriptor that came with a packet, or -1.
-func theDescriptor(oob []byte) (fd int, err error) {
+// descriptorIn returns the file descriptor in the control messages of a packet, or -1. More than
+// one is an error, and all but the first are closed.
+func descriptorIn(oob []byte) (fd int, err error) {
 	if len(oob) == 0 {
 		return -1, nil
 	}
@@ -153,14 +155,14 @@ func theDescriptor(oob []byte) (fd int, err error) {
 	fd = -1
 	for i := range msgs {
 		list, _ := unix.ParseUnixRights(&msgs[i]) // other control messages contain none
-		for _, one := range list {
-			unix.CloseOnExec(one)
+		for _, got := range list {
+			unix.CloseOnExec(got)
 			if fd >= 0 {
-				closeDescriptor(one)
+				closeDescriptor(got)
 				err = fmt.Errorf("more than one descriptor: %w", driver.ErrCorrupt)
 				continue
 			}
-			fd = one
+			fd = got
 		}
 	}
 	return fd, err
@@ -177,15 +179,15 @@ func newAddress(c *Config) string {
 	if !c.Peers {
 		return "cuda:" + rand.Text()
 	}
-	return soleMarker + strconv.Itoa(os.Getuid()) + ":" + rand.Text()
+	return peersPrefix + strconv.Itoa(os.Getuid()) + ":" + rand.Text()
 }
 
 // socketOf returns the address to listen on and to dial: an abstract Unix socket.
 func socketOf(addr []byte) (*net.UnixAddr, error) {
-	rest, ok := bytes.CutPrefix(addr, []byte(soleMarker))
-	user, name, both := strings.Cut(string(rest), ":")
+	rest, hasPrefix := bytes.CutPrefix(addr, []byte(peersPrefix))
+	user, name, hasName := strings.Cut(string(rest), ":")
 	uid, err := strconv.ParseUint(user, 10, 32)
-	if !ok || !both || err != nil || len(name) != len(rand.Text()) ||
+	if !hasPrefix || !hasName || err != nil || len(name) != len(rand.Text()) ||
 		strings.ContainsFunc(name, func(r rune) bool {
 			return r <= ' ' || r > '~'
 		}) {

@@ -175,7 +175,7 @@ func theReasonOfAnEndIsTold(t *testing.T) {
 		}
 		p.Peer = stuck{p.Peer,
 			with(func(f *flight) { f.release(why); f.release(driver.ErrClosed) }),
-			with(func(f *flight) { f.landed(driver.ErrAborted) })}
+			with(func(f *flight) { f.setOutcome(driver.ErrAborted) })}
 		if err := r.await(r.write(0, 8)); !errors.Is(err, why) {
 			t.Errorf("ended with %v, want %v", err, why)
 		}
@@ -201,7 +201,7 @@ func closeWaitsForWhatIsHandedOn(t *testing.T) {
 		p.Peer = stuck{inner, func(uint64) { came <- true; <-leave }, func(tag uint64) {
 			r.near.(*Backend).mu.Lock()
 			defer r.near.(*Backend).mu.Unlock()
-			r.near.(*Backend).flights[tag].landed(driver.ErrAborted)
+			r.near.(*Backend).flights[tag].setOutcome(driver.ErrAborted)
 		}}
 		tag := r.write(0, 8)
 		<-came

@@ -10,21 +10,21 @@
 //
 // Most deeds are within the contract: completions that are late, out of order, or do not come until
 // the connection is closed; batches that begin late, fail or are refused; connections that flap.
-// Those that break it (Break…) are for the tests of what should notice. A batch that begins late
-// and that the wrapped backend then refuses, as for its bounds, ends with that error.
+// Those named Break… break the contract, to test the checks that should notice it. A batch that
+// begins late and that the wrapped backend then refuses, as for its bounds, ends with that error.
 //
 // What is left to chance follows from the seed, the rule and how many batches have matched that
 // rule, and from nothing else: the same sequence of calls meets the same faults. The order of
-// concurrent calls is of course the clock's.
+// concurrent calls is not fixed by it.
 //
 // # How it works
 //
 // Rules concern batches; without one the wrapped backend is used as it is. Else each batch is a
 // flight from Submit until its completion was polled, of which there are at most flightsMax. Submit
-// (peer.go) asks the rules for a verdict (rules.go) and hands the batch to the wrapped backend now,
-// later or never. Poll takes every completion of the wrapped backend and holds back those that the
-// verdict says so of (flight.go). Timers do what is due; they wake the sleeper through the wrapped
-// backend's own eventfd.
+// (peer.go) asks the rules for a verdict (rules.go) and submits the batch to the wrapped backend
+// now, later or never. Poll takes all completions of the wrapped backend, and holds back those for
+// which the verdict says so (flight.go). Timers do what is due later. They wake a sleeping program
+// through the wrapped backend's own eventfd.
 package fault
 
 import (
@@ -52,23 +52,24 @@ type Backend struct {
 
 	wake    *proc.Event // a duplicate of the wrapped backend's
 	armed   atomic.Bool
-	news    atomic.Bool // there may be room again
-	ended   atomic.Bool // no completion will come any more
 	closing sync.Once
 	tasks   sync.WaitGroup // watchers and flaps
 
-	mu      sync.Mutex // guards what follows, flights, and what peers say it guards
-	handed  *sync.Cond // a flight is no longer being handed on
-	counts  []count    // one for each rule
-	flights map[uint64]*flight
-	places  int  // flights that a program knows, and completions in ready
-	starved bool // a Submit found no place
-	ready   []driver.Completion
-	hidden  uint64 // tags of our own
-	closed  bool
-	peers   map[*peer]struct{}
-	flapped map[string]time.Time // until when no connection is made to an address
-	scratch [64]driver.Completion
+	pollAgain       atomic.Bool // Arm must report true once: there may be room again
+	completionsOver atomic.Bool // no completion will come any more
+
+	mu           sync.Mutex // guards what follows, flights, and what peers say it guards
+	submitEnded  *sync.Cond // broadcast when a flight is no longer submitting
+	counts       []count    // one for each rule
+	flights      map[uint64]*flight
+	internalTags uint64 // tags of internal flights that were given out
+	taken        int    // places: flights that the program knows, and completions in ready
+	refusedFull  bool   // a Submit found no place
+	ready        []driver.Completion
+	closed       bool
+	peers        map[*peer]struct{}
+	flapped      map[string]time.Time // until when no connection is made to an address
+	scratch      [64]driver.Completion
 }
 
 // Wrap has b misbehave by the rules, with the seed of all that they leave to chance. The result
@@ -94,7 +95,7 @@ func Wrap(b driver.Backend, seed uint64, rules ...Rule) (*Backend, error) {
 		counts: make([]count, len(rules)), flights: map[uint64]*flight{},
 		peers: map[*peer]struct{}{}, flapped: map[string]time.Time{},
 	}
-	w.handed = sync.NewCond(&w.mu)
+	w.submitEnded = sync.NewCond(&w.mu)
 	return w, nil
 }
 
@@ -122,7 +123,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	if err != nil || len(b.rules) == 0 {
 		return inner, err
 	}
-	p := &peer{Peer: inner, b: b, addr: string(addr), over: make(chan struct{})}
+	p := &peer{Peer: inner, b: b, addr: string(addr), shutCh: make(chan struct{})}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
@@ -139,12 +140,12 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 		return b.Backend.Poll(done)
 	}
 	for {
-		ended := b.ended.Load() // before the look: what is found missing then is missing for good
+		ended := b.completionsOver.Load() // before the poll: if that finds none, none will come
 		m, err := b.Backend.Poll(b.scratch[:min(len(done), len(b.scratch))])
 		b.mu.Lock()
 		for _, c := range b.scratch[:m] {
 			if f := b.flights[c.Tag]; f != nil {
-				f.landed(c.Err)
+				f.setOutcome(c.Err)
 			}
 		}
 		n := b.takeReady(done)
@@ -162,33 +163,33 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 func (b *Backend) takeReady(done []driver.Completion) int {
 	n := copy(done, b.ready)
 	b.ready = slices.Delete(b.ready, 0, n)
-	b.vacate(n)
+	b.freePlaces(n)
 	return n
 }
 
-// vacate gives so many places back. Preconditions: b.mu is held.
-func (b *Backend) vacate(n int) {
-	if b.places -= n; n > 0 && b.starved {
-		b.starved = false
+// freePlaces gives n places back. Preconditions: b.mu is held.
+func (b *Backend) freePlaces(n int) {
+	if b.taken -= n; n > 0 && b.refusedFull {
+		b.refusedFull = false
 		b.wakeUp()
 	}
 }
 
-// deliver has a batch complete: Poll finds it. Preconditions: b.mu is held.
+// deliver makes a completion that Poll returns. Preconditions: b.mu is held.
 func (b *Backend) deliver(tag uint64, err error) {
 	b.ready = append(b.ready, driver.Completion{Tag: tag, Err: err})
 	b.signal()
 }
 
-// Arm implements driver.Backend. The flag goes up before the look; whatever brings something
-// does it the other way round.
+// Arm implements driver.Backend. It sets armed before it looks for completions; deliver and wakeUp
+// make theirs visible before they look at armed.
 func (b *Backend) Arm() (bool, error) {
 	b.armed.Store(true)
 	ready, err := b.Backend.Arm()
 	b.mu.Lock()
 	waits := len(b.ready) > 0
 	b.mu.Unlock()
-	return ready || waits || b.news.Swap(false), err
+	return ready || waits || b.pollAgain.Swap(false), err
 }
 
 // signal wakes the sleeper on the descriptor.
@@ -198,29 +199,29 @@ func (b *Backend) signal() {
 	}
 }
 
-// wakeUp has a sleeper, or what is about to sleep, look again.
+// wakeUp has a program that sleeps, or is about to, poll again.
 func (b *Backend) wakeUp() {
-	b.news.Store(true)
+	b.pollAgain.Store(true)
 	b.signal()
 }
 
-// Close implements driver.Backend. What is held up ends first, so that the wrapped backend has its
-// peers' work alone to end.
+// Close implements driver.Backend. It releases all flights first: what then remains is for the
+// wrapped backend to end.
 func (b *Backend) Close() (err error) {
 	b.closing.Do(func() {
 		b.mu.Lock()
 		b.closed = true
 		peers := slices.Collect(maps.Keys(b.peers))
 		for _, p := range peers {
-			p.shut(driver.ErrClosed)
+			p.end(driver.ErrClosed)
 		}
 		b.mu.Unlock()
 		err = b.Backend.Close()
 		for _, p := range peers {
-			p.awaitHanded()
+			p.awaitSubmits()
 		}
 		b.tasks.Wait()
-		b.ended.Store(true)
+		b.completionsOver.Store(true)
 		b.signal()
 		_ = b.wake.Close()
 	})

@@ -10,38 +10,43 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// flight is a batch from Submit to its completion. backend.mu guards it.
+// flight is a batch from Submit to its completion. Backend.mu guards it.
+//
+// Its way: waiting, submitting, submitted, heldBack, done. A batch that rules do not delay begins
+// as submitted, one that they swallow stays swallowed until it is released.
 type flight struct {
-	p       *peer
-	tag     uint64
-	verdict verdict
-	state   state
-	batch   driver.Batch // a copy, of a flight that is handed on later
-	due     time.Time    // no completion before
-	hidden  bool         // the tag is ours: no program is told of the end
-	pending bool         // it has not begun
-	ripe    bool         // its time to begin has come
-	ended   bool         // nothing holds the outcome back any more
-	why     error        // it ended, the first reason if there are more
-	early   bool         // err came while it was being handed on
-	err     error        // the outcome, once over
+	p        *peer
+	tag      uint64
+	internal bool // startInternal made it: the program is not told of its end
+	verdict  verdict
+	state    state
+	batch    driver.Batch // a copy, if the batch is submitted later or written once more
+
+	queued   bool // peer.queued counts it: it has not been submitted
+	startDue bool // the time to submit it has come
+
+	completeAfter time.Time // its completion is held back until then
+	err           error     // the outcome, once there is one
+	doneInSubmit  bool      // the wrapped backend completed it before its Submit had returned
+	released      bool      // nothing holds the completion back any more, for this reason:
+	reason        error
 }
 
 // state is how far a flight is.
 type state uint8
 
 const (
-	waiting   state = iota // to be handed on when it is ripe
-	swallowed              // never to be handed on
-	handing                // being handed on
-	flying                 // with the wrapped backend
-	over                   // its outcome is here, and held back
-	gone
+	waiting    state = iota // to be submitted when startDue is set
+	swallowed               // never to be submitted
+	submitting              // a Submit of the wrapped backend is running
+	submitted               // the wrapped backend has it
+	heldBack                // the outcome is known, the completion is held back
+	done
 )
 
-// keep returns a copy of a batch that its caller may change. The index lists of a pattern stay
-// unchanged.
-func keep(x *driver.Batch) driver.Batch {
+// copyBatch copies a batch, since Submit's caller may reuse it. The contract has the caller leave
+// the index lists of a pattern unchanged, so those are not copied.
+func copyBatch(x *driver.Batch) driver.Batch {
 	y := *x
 	y.Descs, y.Notify = slices.Clone(x.Descs), slices.Clone(x.Notify)
 	if x.Pattern != nil {
@@ -52,9 +57,9 @@ func keep(x *driver.Batch) driver.Batch {
 	return y
 }
 
-// corrupted is a batch without the second half of each piece.
-func corrupted(x *driver.Batch) driver.Batch {
-	y := keep(x)
+// halved returns a copy of a batch without the second half of each piece.
+func halved(x *driver.Batch) driver.Batch {
+	y := copyBatch(x)
 	for i := range y.Descs {
 		y.Descs[i].Len -= y.Descs[i].Len / 2
 	}
@@ -64,46 +69,46 @@ func corrupted(x *driver.Batch) driver.Batch {
 	return y
 }
 
-// wait has a flight begin after a time. Preconditions: b.mu is held.
-func (f *flight) wait(d time.Duration) {
+// startAfter has a flight submitted after a time. Preconditions: b.mu is held.
+func (f *flight) startAfter(d time.Duration) {
 	f.state = waiting
 	time.AfterFunc(d, func() {
 		f.p.b.mu.Lock()
 		defer f.p.b.mu.Unlock()
-		f.ripe = true
-		f.p.advance(f)
+		f.startDue = true
+		f.p.submitDue(f)
 	})
 }
 
-// retryAfter is how long a flight waits that the wrapped backend had no room for.
+// retryAfter is the time before a flight for which the wrapped backend had no room is tried again.
 const retryAfter = 200 * time.Microsecond
 
-// handOn gives a flight that has waited to the wrapped backend. The lock is not held meanwhile: it
-// is ended by nothing else before that has returned. It reports false where that had no room.
+// submit submits a flight that has waited to the wrapped backend. It releases b.mu meanwhile; in
+// that time the flight is not completed. It reports false if the wrapped backend had no room.
 // Preconditions: b.mu is held.
-func (f *flight) handOn() bool {
+func (f *flight) submit() bool {
 	b := f.p.b
-	f.state = handing
+	f.state = submitting
 	b.mu.Unlock()
 	err := f.p.Peer.Submit(f.tag, &f.batch)
 	b.mu.Lock()
-	defer b.handed.Broadcast()
+	defer b.submitEnded.Broadcast()
 	switch {
-	case errors.Is(err, driver.ErrFull) && !f.ended:
-		f.ripe = false
-		f.wait(retryAfter)
+	case errors.Is(err, driver.ErrFull) && !f.released:
+		f.startDue = false
+		f.startAfter(retryAfter)
 		return false
-	case errors.Is(err, driver.ErrFull): // and its end was asked for meanwhile
-		f.finish(f.why)
+	case errors.Is(err, driver.ErrFull): // and it was released meanwhile
+		f.complete(f.reason)
 	case err != nil:
-		f.finish(err)
-	case f.early:
-		f.state = flying
-		f.landed(f.err)
+		f.complete(err)
+	case f.doneInSubmit:
+		f.state = submitted
+		f.setOutcome(f.err)
 	default:
-		f.state = flying
-		b.wakeUp() // a completion that came to be in Submit has no wake-up of its own
-		if f.ended {
+		f.state = submitted
+		b.wakeUp() // for a completion that the wrapped backend made in Submit, without a wake-up
+		if f.released {
 			b.mu.Unlock()
 			f.p.Peer.Cancel(f.tag)
 			b.mu.Lock()
@@ -112,76 +117,78 @@ func (f *flight) handOn() bool {
 	return true
 }
 
-// landed takes the outcome of a flight from the wrapped backend. Preconditions: b.mu is held.
-func (f *flight) landed(err error) {
+// setOutcome notes the outcome that the wrapped backend has for a flight.
+// Preconditions: b.mu is held.
+func (f *flight) setOutcome(err error) {
 	switch {
-	case f.p.lost && errors.Is(err, driver.ErrClosed): // it flaps
+	case f.p.lost && errors.Is(err, driver.ErrClosed): // flap closed the connection
 		err = driver.ErrPeerLost
-	case f.ended && errors.Is(err, driver.ErrAborted):
-		err = f.why // handOn cancelled it, as it could not end before
+	case f.released && errors.Is(err, driver.ErrAborted):
+		err = f.reason // submit cancelled it, since release could not complete it before
 	}
 	f.err = err
-	if f.state == handing {
-		f.early = true
+	if f.state == submitting {
+		f.doneInSubmit = true
 		return
 	}
-	f.settle()
+	f.completeWhenDue()
 }
 
-// settle completes a flight whose outcome is here, now or later. Preconditions: b.mu is held.
-func (f *flight) settle() {
-	f.state = over
-	left := time.Until(f.due)
+// completeWhenDue completes a flight that has its outcome: now, later, or not before its release.
+// Preconditions: b.mu is held.
+func (f *flight) completeWhenDue() {
+	f.state = heldBack
+	left := time.Until(f.completeAfter)
 	switch {
-	case f.ended || f.verdict.ending != drop && left <= 0:
-		f.finish(f.err)
+	case f.released || f.verdict.ending != drop && left <= 0:
+		f.complete(f.err)
 	case f.verdict.ending != drop:
 		time.AfterFunc(left, func() {
 			f.p.b.mu.Lock()
 			defer f.p.b.mu.Unlock()
-			if f.state == over {
-				f.finish(f.err)
+			if f.state == heldBack {
+				f.complete(f.err)
 			}
 		})
 	}
 }
 
-// finish has a flight complete. Preconditions: b.mu is held.
-func (f *flight) finish(err error) {
+// complete gives the program the completion of a flight. Preconditions: b.mu is held.
+func (f *flight) complete(err error) {
 	p, b := f.p, f.p.b
-	f.leave()
-	if f.hidden {
+	f.remove()
+	if f.internal {
 		return
 	}
 	b.deliver(f.tag, err)
 	if f.verdict.twice {
-		b.places++ // gone with the second completion
+		b.taken++ // for the second completion
 		b.deliver(f.tag, err)
 	}
-	if err != nil && f.verdict.lateWrite && p.gone() == nil {
+	if err != nil && f.verdict.lateWrite && p.endError() == nil {
 		f.batch.Tail, f.batch.Notify = driver.NoTail, nil
-		p.launch(f.batch, f.verdict.lateTime)
+		p.startInternal(f.batch, f.verdict.lateTime)
 	}
 }
 
-// leave makes a flight unknown. Its place stays taken while a completion needs it.
+// remove forgets a flight. Its place stays taken until its completion was polled.
 // Preconditions: b.mu is held.
-func (f *flight) leave() {
-	f.state = gone
+func (f *flight) remove() {
+	f.state = done
 	delete(f.p.b.flights, f.tag)
-	f.p.begun(f)
+	f.p.dequeue(f)
 }
 
-// release ends the waiting of a flight, for the reason given if it has no outcome yet and will get
-// none from the wrapped backend. Preconditions: b.mu is held.
+// release stops holding a flight back: its completion comes now, or as soon as the wrapped backend
+// completes it. A flight that was not submitted ends with the reason. Preconditions: b.mu is held.
 func (f *flight) release(why error) {
-	if !f.ended {
-		f.ended, f.why = true, why
+	if !f.released {
+		f.released, f.reason = true, why
 	}
 	switch f.state {
 	case waiting, swallowed:
-		f.finish(why)
-	case over:
-		f.finish(f.err)
+		f.complete(why)
+	case heldBack:
+		f.complete(f.err)
 	}
 }

@@ -12,20 +12,20 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// peer is a wrapped connection. backend.mu guards what stands below over.
+// peer is a wrapped connection. Backend.mu guards the fields from messages on.
 type peer struct {
 	driver.Peer // the one inside
 	b           *Backend
 	addr        string
-	over        chan struct{} // closed when it is shut
+	shutCh      chan struct{} // closed by end
 
-	line    []*flight // with messages, in order of submission, that have not begun
-	pending int       // flights that have not begun
-	drops   []uint32  // keys to be dropped once all flights have begun
-	stalled time.Time // Submit says full until then
-	closed  bool
-	lost    bool // it flaps
-	dead    bool // watch has ended what waits: Submit holds nothing any more
+	messages   []*flight // queued flights that have a message, in order of submission
+	queued     int       // flights that have not been submitted
+	laterDrops []uint32  // keys to be dropped once no flight is queued
+	stalled    time.Time // Submit returns ErrFull until then
+	closed     bool
+	lost       bool // flap has closed it
+	dead       bool // the other side has died, and watch has seen it
 }
 
 // Submit implements driver.Peer.
@@ -33,17 +33,17 @@ func (p *peer) Submit(tag uint64, x *driver.Batch) error {
 	b := p.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := p.gone(); err != nil {
+	if err := p.endError(); err != nil {
 		return err
 	}
 	if err := x.Check(p.Can()); err != nil {
-		return err // no rule hits what is not to be tried again
+		return err // the program's error, which no rule may turn into another
 	}
 	if p.stalled.After(time.Now()) {
 		return driver.ErrFull
 	}
-	if b.places >= flightsMax {
-		b.starved = true
+	if b.taken >= flightsMax {
+		b.refusedFull = true
 		return driver.ErrFull
 	}
 	v := b.judge(x)
@@ -59,47 +59,48 @@ func (p *peer) Submit(tag uint64, x *driver.Batch) error {
 		return driver.ErrPeerLost
 	}
 	if v.corrupt {
-		y := corrupted(x)
+		y := halved(x)
 		x = &y
 	}
 	if v.early && v.ending == 0 {
-		b.places++
+		b.taken++
 		b.deliver(tag, nil)
-		p.launch(keep(x), v.earlyBy)
+		p.startInternal(copyBatch(x), v.earlyBy)
 		return nil
 	}
-	f := &flight{p: p, tag: tag, verdict: v, due: time.Now().Add(v.start + v.hold)}
-	mustLine := x.Tail != driver.NoTail && len(p.line) > 0 // its message must not overtake others
-	begins := v.start == 0 && !mustLine && v.ending != swallow && v.ending != fail
+	f := &flight{p: p, tag: tag, verdict: v, completeAfter: time.Now().Add(v.start + v.hold)}
+	mustQueue := x.Tail != driver.NoTail && len(p.messages) > 0 // behind the messages before it
+	begins := v.start == 0 && !mustQueue && v.ending != swallow && v.ending != fail
 	if !begins || v.lateWrite {
-		f.batch = keep(x)
+		f.batch = copyBatch(x)
 	}
-	b.places++
+	b.taken++
 	b.flights[tag] = f
 	switch {
 	case v.ending == swallow:
 		f.state = swallowed
 	case v.ending == fail:
 		f.err = v.err
-		f.settle()
+		f.completeWhenDue()
 	case begins:
-		f.state = flying
+		f.state = submitted
 		b.mu.Unlock()
 		err := p.Peer.Submit(tag, x)
 		b.mu.Lock()
 		if err != nil {
-			f.leave()
-			b.vacate(1)
+			f.remove()
+			b.freePlaces(1)
 			return err
 		}
 	default:
-		p.begin(f, v.start)
+		p.enqueue(f, v.start)
 	}
 	return nil
 }
 
-// gone says why a connection takes nothing any more. Preconditions: b.mu is held.
-func (p *peer) gone() error {
+// endError says why a connection accepts no batches any more; nil: it does.
+// Preconditions: b.mu is held.
+func (p *peer) endError() error {
 	switch {
 	case p.closed:
 		return driver.ErrClosed
@@ -109,73 +110,74 @@ func (p *peer) gone() error {
 	return nil
 }
 
-// begin has a flight begin after a time, and behind the messages before its own.
+// enqueue has a flight submitted after a time, and behind the messages before its own.
 // Preconditions: b.mu is held.
-func (p *peer) begin(f *flight, after time.Duration) {
-	f.pending = true
-	p.pending++
+func (p *peer) enqueue(f *flight, after time.Duration) {
+	f.queued = true
+	p.queued++
 	if f.batch.Tail != driver.NoTail {
-		p.line = append(p.line, f)
+		p.messages = append(p.messages, f)
 	}
-	f.wait(after)
+	f.startAfter(after)
 }
 
-// launch has a batch move later, of which the program is not told. Preconditions: b.mu is held.
-func (p *peer) launch(x driver.Batch, after time.Duration) {
+// startInternal moves a batch later, without telling the program. Preconditions: b.mu is held.
+func (p *peer) startInternal(x driver.Batch, after time.Duration) {
 	b := p.b
-	f := &flight{p: p, hidden: true, batch: x}
+	f := &flight{p: p, internal: true, batch: x}
 	for f.tag == 0 || b.flights[f.tag] != nil {
-		b.hidden++
-		f.tag = b.hidden ^ 0xfa17_0000_0000_0000
+		b.internalTags++
+		f.tag = b.internalTags ^ 0xfa17_0000_0000_0000
 	}
 	b.flights[f.tag] = f
-	p.begin(f, after)
+	p.enqueue(f, after)
 }
 
-// advance hands a flight on that is ripe, and those behind it in the line, unless it must wait for
-// a message before its own. Preconditions: b.mu is held; it is let go of meanwhile.
-func (p *peer) advance(f *flight) {
-	for f != nil && f.state == waiting && f.ripe {
-		lined := f.batch.Tail != driver.NoTail
-		if lined && p.line[0] != f || !f.handOn() {
+// submitDue submits a flight that is due, and then those behind it in messages that are. A flight
+// whose message is not the first one waits. Preconditions: b.mu is held; submit releases it
+// meanwhile.
+func (p *peer) submitDue(f *flight) {
+	for f != nil && f.state == waiting && f.startDue {
+		hasMessage := f.batch.Tail != driver.NoTail
+		if hasMessage && p.messages[0] != f || !f.submit() {
 			return
 		}
-		p.begun(f)
+		p.dequeue(f)
 		f = nil
-		if lined && len(p.line) > 0 {
-			f = p.line[0]
+		if hasMessage && len(p.messages) > 0 {
+			f = p.messages[0]
 		}
 	}
 }
 
-// begun takes a flight off those that have not begun, if it is there, and does what waited for
-// that. Preconditions: b.mu is held.
-func (p *peer) begun(f *flight) {
-	if !f.pending {
+// dequeue takes a flight off the queued ones, if it is one, and does what waited for that.
+// Preconditions: b.mu is held.
+func (p *peer) dequeue(f *flight) {
+	if !f.queued {
 		return
 	}
-	f.pending = false
-	if i := slices.Index(p.line, f); i >= 0 {
-		p.line = slices.Delete(p.line, i, i+1)
-		if i == 0 && len(p.line) > 0 && p.line[0].ripe {
-			p.line[0].wait(0)
+	f.queued = false
+	if i := slices.Index(p.messages, f); i >= 0 {
+		p.messages = slices.Delete(p.messages, i, i+1)
+		if i == 0 && len(p.messages) > 0 && p.messages[0].startDue {
+			p.messages[0].startAfter(0)
 		}
 	}
-	if p.pending--; p.pending == 0 {
-		for _, key := range p.drops {
+	if p.queued--; p.queued == 0 {
+		for _, key := range p.laterDrops {
 			p.Peer.Drop(key)
 		}
-		p.drops = nil
+		p.laterDrops = nil
 	}
 }
 
-// Drop implements driver.Peer. While batches have not begun, which may need the key, it stays with
-// the wrapped backend.
+// Drop implements driver.Peer. Queued batches may need the key, so the wrapped backend keeps it
+// until none is queued.
 func (p *peer) Drop(key uint32) {
 	p.b.mu.Lock()
 	defer p.b.mu.Unlock()
-	if p.pending > 0 {
-		p.drops = append(p.drops, key)
+	if p.queued > 0 {
+		p.laterDrops = append(p.laterDrops, key)
 		return
 	}
 	p.Peer.Drop(key)
@@ -185,20 +187,20 @@ func (p *peer) Drop(key uint32) {
 func (p *peer) Cancel(tag uint64) {
 	p.b.mu.Lock()
 	f := p.b.flights[tag]
-	flown := f != nil && f.p == p && f.state == flying
+	passOn := f != nil && f.p == p && f.state == submitted
 	if f != nil && f.p == p {
 		f.release(driver.ErrAborted)
 	}
 	p.b.mu.Unlock()
-	if flown {
+	if passOn {
 		p.Peer.Cancel(tag)
 	}
 }
 
-// watch ends what waits for the end of a connection when the other side dies.
+// watch releases the flights that nothing else completes when the other side dies.
 func (p *peer) watch(lost <-chan struct{}) {
 	select {
-	case <-p.over:
+	case <-p.shutCh:
 		return
 	case <-lost:
 	}
@@ -223,10 +225,11 @@ func (p *peer) flights() []*flight {
 	}, func(x, y *flight) int { return cmp.Compare(x.tag, y.tag) })
 }
 
-// shut has the connection take no more, and ends what is held up. Preconditions: b.mu is held.
-func (p *peer) shut(why error) {
+// end has the connection accept no more batches, and releases its flights.
+// Preconditions: b.mu is held.
+func (p *peer) end(why error) {
 	if !p.closed && !p.lost {
-		close(p.over)
+		close(p.shutCh)
 	}
 	p.closed = p.closed || why == driver.ErrClosed
 	p.lost = p.lost || why == driver.ErrPeerLost
@@ -235,13 +238,13 @@ func (p *peer) shut(why error) {
 	}
 }
 
-// flap loses the connection: no other is made to the address for a while. The wrapped connection
-// is closed beside, since Submit must not wait for it. Preconditions: b.mu is held.
+// flap loses the connection: no other is made to the address for a while. A task closes the wrapped
+// connection, since Submit must not wait for that. Preconditions: b.mu is held.
 func (p *peer) flap(d time.Duration) {
 	b, now := p.b, time.Now()
 	maps.DeleteFunc(b.flapped, func(_ string, until time.Time) bool { return until.Before(now) })
 	b.flapped[p.addr] = now.Add(d)
-	p.shut(driver.ErrPeerLost)
+	p.end(driver.ErrPeerLost)
 	b.tasks.Go(func() { _ = p.Peer.Close() })
 }
 
@@ -249,23 +252,23 @@ func (p *peer) flap(d time.Duration) {
 func (p *peer) Close() error {
 	b := p.b
 	b.mu.Lock()
-	p.shut(driver.ErrClosed)
+	p.end(driver.ErrClosed)
 	b.mu.Unlock()
 	err := p.Peer.Close()
-	p.awaitHanded()
+	p.awaitSubmits()
 	b.mu.Lock()
 	delete(b.peers, p)
 	b.mu.Unlock()
 	return err
 }
 
-// awaitHanded waits until no flight of a connection that takes no more is being handed on.
-func (p *peer) awaitHanded() {
+// awaitSubmits waits until no flight of an ended connection is submitting.
+func (p *peer) awaitSubmits() {
 	b := p.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for slices.ContainsFunc(p.flights(), func(f *flight) bool { return f.state == handing }) {
-		b.handed.Wait()
+	for slices.ContainsFunc(p.flights(), func(f *flight) bool { return f.state == submitting }) {
+		b.submitEnded.Wait()
 	}
 }
 

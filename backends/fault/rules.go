@@ -168,10 +168,10 @@ func (b *Backend) span(i int, n uint64) time.Duration {
 	return max(0, d.time+time.Duration((2*b.draw(i, n, drawTime)-1)*float64(d.jitter)))
 }
 
-// verdict is what the rules have in store for one batch.
+// verdict is what the rules do to one batch.
 type verdict struct {
-	start  time.Duration // hand it on so much later
-	hold   time.Duration // no completion before that is over, from then on
+	start  time.Duration // submit it to the wrapped backend so much later
+	hold   time.Duration // after that, hold its completion back for so long
 	ending kind          // drop, swallow, fail, refuse, stall, flap, or 0
 	err    error         // of fail and refuse
 	time   time.Duration // of stall and flap
@@ -181,7 +181,7 @@ type verdict struct {
 	earlyBy, lateTime time.Duration
 }
 
-// judge holds a batch against all rules. Preconditions: b.mu is held.
+// judge applies all rules to a batch. Preconditions: b.mu is held.
 func (b *Backend) judge(x *driver.Batch) (v verdict) {
 	events, bytes := Batch, uint64(0)
 	switch {

@@ -135,7 +135,7 @@ func (p *peer) check(b *driver.Batch, views []view) (bytes uint64, _ []view, err
 			len(b.Notify), p.from.cfg.MessageMax, driver.ErrBounds)
 	}
 	if b.Pattern != nil {
-		v, err := p.look(b.Op, b.Pattern.LocalKey, b.Pattern.RemoteKey)
+		v, err := p.view(b.Op, b.Pattern.LocalKey, b.Pattern.RemoteKey)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -147,8 +147,8 @@ func (p *peer) check(b *driver.Batch, views []view) (bytes uint64, _ []view, err
 	}
 	for i := range b.Descs {
 		d := &b.Descs[i]
-		if n := len(views); n == 0 || !views[n-1].shows(d) {
-			v, err := p.look(b.Op, d.LocalKey, d.RemoteKey)
+		if n := len(views); n == 0 || !views[n-1].isOf(d) {
+			v, err := p.view(b.Op, d.LocalKey, d.RemoteKey)
 			if err != nil {
 				return 0, nil, &driver.PieceError{Piece: i, Err: err}
 			}

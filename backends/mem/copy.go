@@ -11,7 +11,7 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// view is the local and the remote memory of a descriptor. Consecutive descriptors usually name the
+// view is the pair of memories that a descriptor names. Consecutive descriptors usually name the
 // same two, so they are looked up only when the keys change.
 type view struct {
 	localKey, remoteKey uint32
@@ -19,10 +19,13 @@ type view struct {
 	remote              *memory
 }
 
-func (v *view) shows(d *driver.Desc) bool {
+// isOf reports whether a descriptor names these two memories.
+func (v *view) isOf(d *driver.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
+// check returns an error if a descriptor leaves one of the memories, or the ranges that peers may
+// reach.
 func (v *view) check(d *driver.Desc) error {
 	if at := 0; !v.remote.seg.Only.Has(d.Remote, d.Len, &at) {
 		return driver.ErrBounds
@@ -30,7 +33,8 @@ func (v *view) check(d *driver.Desc) error {
 	return d.Check(uint64(len(v.local.seg.Mem)), v.remote.seg.Len)
 }
 
-func (p *peer) look(op driver.Op, localKey, remoteKey uint32) (view, error) {
+// view looks up the memories of a pair of keys.
+func (p *peer) view(op driver.Op, localKey, remoteKey uint32) (view, error) {
 	local := p.from.memories.At(localKey)
 	if local == nil {
 		return view{}, fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
@@ -52,10 +56,10 @@ type cursor struct {
 	descs   []driver.Desc
 	pattern driver.Pattern // Count is 0 where there is none
 
-	i   int                     // index of the descriptor or entry that run belongs to
-	run driver.Desc             // what is left of the present run; Len is 0 after the last
+	i   int                     // index of the present descriptor, or entry of the pattern
+	run driver.Desc             // what is left of its present run; Len is 0 after the last
 	at  [driver.LoopsMax]uint32 // counters of the pattern's loops
-	way hostcopy.Way
+	way hostcopy.Way            // how to copy a batch of so many bytes
 }
 
 // newCursor returns a cursor at the start of a batch of so many bytes.
@@ -64,12 +68,12 @@ func newCursor(b *driver.Batch, bytes uint64) cursor {
 	if b.Pattern != nil {
 		c.pattern = *b.Pattern
 	}
-	c.enter()
+	c.load()
 	return c
 }
 
-// enter sets run to the first run of descriptor or entry i.
-func (c *cursor) enter() {
+// load sets run to the first run of descriptor or entry i.
+func (c *cursor) load() {
 	switch {
 	case c.i < c.pattern.Count:
 		c.run = c.pattern.Desc(c.i)
@@ -91,7 +95,7 @@ func (c *cursor) next() {
 		c.at[l] = 0
 	}
 	c.i++
-	c.enter()
+	c.load()
 }
 
 // nested returns the run at the present counters of the pattern's loops.
@@ -112,7 +116,8 @@ func (c *cursor) advance(n uint64) {
 	}
 }
 
-// copyAll copies a batch that check has accepted, at most pieceMax bytes per lock of a gate.
+// copyAll copies a batch that Submit has checked. It holds a gate for at most pieceMax bytes at a
+// time. views are the batch's, in the order in which the cursor comes to them.
 func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error]) error {
 	for c.run.Len > 0 {
 		if cancel != nil {
@@ -120,7 +125,7 @@ func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error
 				return *why
 			}
 		}
-		if !views[0].shows(&c.run) {
+		if !views[0].isOf(&c.run) {
 			views = views[1:]
 		}
 		piece := c.i
@@ -134,7 +139,7 @@ func copyAll(op driver.Op, c *cursor, views []view, cancel *atomic.Pointer[error
 // copyPiece copies up to pieceMax bytes under the gate of the remote memory.
 func (v *view) copyPiece(op driver.Op, c *cursor) (err error) {
 	m := v.remote
-	if m.revoked.Load() { // do not compete with Revoke for the gate
+	if m.revoked.Load() { // before the gate, so as not to compete with Revoke for it
 		return driver.ErrRevoked
 	}
 	m.gate.RLock()
@@ -181,7 +186,7 @@ func (v *view) copyDescs(op driver.Op, c *cursor) {
 	mine, theirs, left := v.local.seg.Mem, v.remote.seg.Mem, c.run.Len
 	for room := uint64(pieceMax); room > 0 && c.i < len(c.descs); {
 		d := &c.descs[c.i]
-		if !v.shows(d) {
+		if !v.isOf(d) {
 			break
 		}
 		n, done := min(left, room), d.Len-left
@@ -199,7 +204,7 @@ func (v *view) copyDescs(op driver.Op, c *cursor) {
 			left = c.descs[c.i].Len
 		}
 	}
-	if c.enter(); c.run.Len > 0 {
+	if c.load(); c.run.Len > 0 {
 		c.advance(c.run.Len - left)
 	}
 }
@@ -219,6 +224,6 @@ func (v *view) copyPlain(op driver.Op, c *cursor) error {
 		}
 		c.i++
 	}
-	c.enter()
+	c.load()
 	return nil
 }

@@ -20,10 +20,10 @@ type memory struct {
 	epoch uint64 // the generation of the key
 	seg   driver.Segment
 
-	gate    sync.RWMutex // locked for reading by each copy through a token
-	revoked atomic.Bool  // checked by each copy while it holds gate
-	turn    session.Turn // one Revoke at a time
-	gone    bool         // the key is free and may belong to another memory; guarded by turn
+	gate       sync.RWMutex        // read-locked by each copy of a peer to or from this memory
+	revoked    atomic.Bool         // checked by each copy while it holds gate
+	revokeLock session.ContextLock // one Revoke at a time
+	gone       bool                // guarded by revokeLock: the key may be another memory's
 }
 
 // Register implements driver.Backend.
@@ -34,7 +34,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if err := seg.Check(); err != nil {
 		return nil, err
 	}
-	b.mu.Lock() // Close lists the memories after it has set closed
+	b.mu.Lock() // so that Close, which sets closed under it, finds this memory in its list
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return nil, driver.ErrClosed
@@ -43,7 +43,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register with mem: %w", err)
 	}
-	m := &memory{b: b, key: key, epoch: epoch, seg: seg, turn: session.NewTurn()}
+	m := &memory{b: b, key: key, epoch: epoch, seg: seg, revokeLock: session.NewContextLock()}
 	b.memories.Put(key, m)
 	return m, nil
 }
@@ -60,8 +60,8 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &m.b.owner), nil
 }
 
-// opens checks a token that names the memory's key. m is nil if the key is free.
-func (m *memory) opens(t *session.Token) error {
+// checkToken checks a token that names the memory's key. m is nil if the key is free.
+func (m *memory) checkToken(t *session.Token) error {
 	switch {
 	case m == nil || t.Epoch < m.epoch || m.revoked.Load():
 		return driver.ErrRevoked
@@ -73,14 +73,15 @@ func (m *memory) opens(t *session.Token) error {
 }
 
 // Revoke implements driver.Memory. It waits for the copies that hold the gate, each of at most
-// pieceMax bytes; later ones see revoked. Only a copy that waits for a page fault holds the gate
-// for long: Revoke polls the gate, so that ctx can end the wait.
+// pieceMax bytes; later ones find revoked set. Only a copy that waits for a page fault holds the
+// gate for long. Revoke tries the gate again and again instead of waiting in it, so that ctx can
+// end the wait.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.revoked.Store(true)
-	if err := m.turn.Take(ctx); err != nil {
+	if err := m.revokeLock.Lock(ctx); err != nil {
 		return fmt.Errorf("revoke memory: %w", err)
 	}
-	defer m.turn.Give()
+	defer m.revokeLock.Unlock()
 	if m.gone {
 		return nil
 	}
@@ -97,5 +98,5 @@ func (m *memory) Revoke(ctx context.Context) error {
 	return nil
 }
 
-// gatePause is the time between two attempts to lock the gate.
+// gatePause is how long Revoke waits between two attempts to lock the gate.
 const gatePause = 20 * time.Microsecond

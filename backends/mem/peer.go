@@ -91,7 +91,7 @@ func (p *peer) Import(token []byte) (key uint32, size uint64, err error) {
 		return 0, 0, err
 	}
 	m := p.to.memories.At(t.Key)
-	if err := m.opens(&t); err != nil {
+	if err := m.checkToken(&t); err != nil {
 		return 0, 0, err
 	}
 	p.mu.Lock()

@@ -27,12 +27,12 @@ type memory struct {
 	pinned   *pinned
 	release  func() // ends hold
 
-	turn    session.Turn // one grant or revoke at a time; guards the next three
-	granted bool         // the NICs may accept requests of peers
-	at      uint64       // the first address of the grant
-	shown   bool         // net knows the memory
-	gone    atomic.Bool  // the memory is revoked, and its key may belong to another memory
-	proving atomic.Bool  // proveBeside has a goroutine
+	revokeLock session.ContextLock // one grant or revoke at a time; guards the next three
+	granted    bool                // the NICs may accept requests of peers
+	at         uint64              // the first address of the grant
+	shown      bool                // net knows the memory
+	gone       atomic.Bool         // the memory is revoked, and its key may be another's
+	proving    atomic.Bool         // proveBeside has a goroutine
 
 	mu           sync.Mutex // held only briefly
 	revoked      bool
@@ -70,7 +70,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 
 func (b *Backend) register(seg *driver.Segment) (*memory, error) {
 	m := &memory{b: b, span: spanOf(seg), secret: seg.Secret, readOnly: seg.ReadOnly,
-		turn: session.NewTurn(), peersWithKey: map[*inbound]struct{}{}}
+		revokeLock: session.NewContextLock(), peersWithKey: map[*inbound]struct{}{}}
 	var err error
 	if m.release, err = hold(seg); err != nil {
 		return nil, err
@@ -131,8 +131,8 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &m.b.address.owner), nil
 }
 
-// opens checks the secret and the epoch of an import. Preconditions: m.mu is held.
-func (m *memory) opens(q *importRequest) session.Status {
+// checkToken checks the secret and the epoch of an import. Preconditions: m.mu is held.
+func (m *memory) checkToken(q *importRequest) session.Status {
 	switch {
 	case m.revoked || q.epoch < m.epoch:
 		return session.StatusRevoked
@@ -148,7 +148,7 @@ func (m *memory) opens(q *importRequest) session.Status {
 func (m *memory) answer(c *inbound, q *importRequest) {
 	a := importAnswer{id: q.id}
 	m.mu.Lock()
-	a.status = m.opens(q)
+	a.status = m.checkToken(q)
 	m.mu.Unlock()
 	var granted []uint32
 	if a.status == session.StatusOK {
@@ -157,7 +157,7 @@ func (m *memory) answer(c *inbound, q *importRequest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if a.status == session.StatusOK {
-		a.status = m.opens(q)
+		a.status = m.checkToken(q)
 	}
 	if a.status == session.StatusOK {
 		m.peersWithKey[c] = struct{}{}
@@ -178,8 +178,8 @@ func (m *memory) removePeer(c *inbound) {
 // grant makes the NICs accept requests of peers for the memory. It returns the memory's address in
 // these requests, and the remote keys by rail.
 func (m *memory) grant() (at uint64, nicKeys []uint32, status session.Status) {
-	_ = m.turn.Take(context.Background()) // never fails
-	defer m.turn.Give()
+	_ = m.revokeLock.Lock(context.Background()) // never fails
+	defer m.revokeLock.Unlock()
 	if m.isRevoked() {
 		return 0, nil, session.StatusRevoked
 	}

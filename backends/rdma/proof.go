@@ -48,11 +48,11 @@ func (m *memory) Revoke(ctx context.Context) error {
 // busyPause is the time between two attempts to free memory that a batch of this backend uses.
 const busyPause = time.Millisecond
 
-// revoke is Revoke inside the gate, after the end of the epoch. It gives the turn back in pauses:
+// revoke is Revoke inside the gate, after the end of the epoch. It unlocks revokeLock in pauses:
 // imports that were let in before must not wait for a batch.
 func (m *memory) revoke(ctx context.Context) error {
 	for {
-		if err := m.turn.Take(ctx); err != nil {
+		if err := m.revokeLock.Lock(ctx); err != nil {
 			m.proveBeside()
 			return fmt.Errorf("revoke memory: another call waits for the NIC: %w", err)
 		}
@@ -61,7 +61,7 @@ func (m *memory) revoke(ctx context.Context) error {
 		if proved {
 			err = m.free()
 		}
-		m.turn.Give()
+		m.revokeLock.Unlock()
 		if !proved || !errors.Is(err, driver.ErrBusy) {
 			return err
 		}
@@ -75,17 +75,17 @@ func (m *memory) revoke(ctx context.Context) error {
 	}
 }
 
-// proveBeside is for a call whose context is over before it has the turn: the NICs must forget the
-// keys all the same. One goroutine is enough for any number of calls.
+// proveBeside is for a call whose context is over before it has revokeLock: the NICs must forget
+// the keys all the same. One goroutine is enough for any number of calls.
 func (m *memory) proveBeside() {
 	if !m.proving.CompareAndSwap(false, true) {
 		return
 	}
 	started := m.b.tasks.Start(func() {
-		_ = m.turn.Take(context.Background()) // never fails
-		_ = m.prove(context.Background())     // the next call looks for the proof again
+		_ = m.revokeLock.Lock(context.Background()) // never fails
+		_ = m.prove(context.Background())           // the next call looks for the proof again
 		m.proving.Store(false)
-		m.turn.Give()
+		m.revokeLock.Unlock()
 	})
 	if !started {
 		m.proving.Store(false)
@@ -94,7 +94,7 @@ func (m *memory) proveBeside() {
 
 // free removes the memory from csrc/verbs, unpins it, and frees its key. The error is
 // driver.ErrBusy while a batch of this backend uses the memory. After an error it may be called
-// again. Preconditions: m.turn is held, and prove has succeeded.
+// again. Preconditions: m.revokeLock is held, and prove has succeeded.
 func (m *memory) free() error {
 	if m.gone.Load() {
 		return nil
@@ -130,7 +130,7 @@ func (m *memory) end() {
 // prove deregisters the remote keys, if there was a grant. If a NIC does not release a key because
 // requests with it are under way, prove ends the queue pairs of all peers that have the key, and
 // tries again. It does not end them if ctx has ended.
-// Preconditions: m.turn is held, and the memory is revoked.
+// Preconditions: m.revokeLock is held, and the memory is revoked.
 func (m *memory) prove(ctx context.Context) error {
 	if !m.granted {
 		return nil

@@ -280,12 +280,12 @@ func (b *Backend) close() error {
 		m.end()
 	}
 	for _, m := range memories {
-		_ = m.turn.Take(context.Background()) // never fails
+		_ = m.revokeLock.Lock(context.Background()) // never fails
 		err := m.prove(context.Background())
 		if err == nil {
 			err = m.free()
 		}
-		m.turn.Give()
+		m.revokeLock.Unlock()
 		errs = append(errs, err)
 	}
 

@@ -157,14 +157,14 @@ func TestRevokeGivenUp(t *testing.T) {
 	p := openPair(t, Config{})
 	r := register(t, p.far, 100)
 	p.imports(t, r)
-	require.NoError(t, r.turn.Take(t.Context())) // as a grant does
+	require.NoError(t, r.revokeLock.Lock(t.Context())) // as a grant does
 	before := runtime.NumGoroutine()
 	for range 50 {
 		require.ErrorIs(t, r.Revoke(over(t)), context.Canceled)
 	}
 	left := runtime.NumGoroutine() - before
 	require.Zero(t, fakeOf(p.far).revokes)
-	r.turn.Give()
+	r.revokeLock.Unlock()
 	require.Less(t, left, 10)
 	eventually(t, "the end of the keys", func() bool {
 		fakeOf(p.far).mu.Lock()
@@ -264,8 +264,8 @@ func TestCloseEndsAllEpochsFirst(t *testing.T) {
 	p := openPair(t, Config{})
 	first, second := register(t, p.far, 100), register(t, p.far, 100)
 	p.imports(t, second)
-	require.NoError(t, first.turn.Take(t.Context()))
-	require.NoError(t, second.turn.Take(t.Context()))
+	require.NoError(t, first.revokeLock.Lock(t.Context()))
+	require.NoError(t, second.revokeLock.Lock(t.Context()))
 	closed := make(chan error, 1)
 	go func() { closed <- p.far.Close() }()
 	for _, m := range []*memory{first, second} {
@@ -274,7 +274,7 @@ func TestCloseEndsAllEpochsFirst(t *testing.T) {
 			return errors.Is(err, driver.ErrClosed)
 		})
 	}
-	first.turn.Give()
-	second.turn.Give()
+	first.revokeLock.Unlock()
+	second.revokeLock.Unlock()
 	require.NoError(t, <-closed)
 }

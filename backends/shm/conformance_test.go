@@ -25,7 +25,7 @@ func parkAt(name string, f func()) { testpoint.First("shm: "+name, f) }
 // breakSockets ends the control sockets of all peers. The writers have the memory still.
 func breakSockets(b driver.Backend, _ *rand.Rand) (mend func()) {
 	for _, c := range *b.(*Backend).inbound.Load() {
-		c.drop()
+		c.hangUp()
 	}
 	return func() {}
 }

@@ -507,7 +507,7 @@ func TestImportEndsThoughTheQuestionWaits(t *testing.T) {
 	token, err := far.AppendToken(nil)
 	require.NoError(t, err)
 	p := dial(t, b, owner.Addr())
-	p.saying.Lock() // another message waits for room
+	p.sendMu.Lock() // another message waits for room
 	ended := make(chan error, 1)
 	go func() {
 		_, _, err := p.Import(token)
@@ -520,11 +520,11 @@ func TestImportEndsThoughTheQuestionWaits(t *testing.T) {
 			if time.Now().Before(end) {
 				continue
 			}
-			t.Error("the import waits for its question to go out")
+			t.Error("the import waits for its request to go out")
 		}
 		break
 	}
-	p.saying.Unlock()
+	p.sendMu.Unlock()
 	require.ErrorIs(t, err, driver.ErrTimeout)
 	importOf(t, p, far)
 }
@@ -575,7 +575,7 @@ func TestImportEndsThoughTheOwnerAlwaysAddsAPart(t *testing.T) {
 	part := append(answerHead(0, nil, 1, 4096, extentsMax, 1), make([]byte, extentBytes)...)
 	fds, open := []int{b.event}, descriptors(t)
 	for end := time.Now().Add(limit); time.Now().Before(end); {
-		require.NoError(t, ours.say(part, fds))
+		require.NoError(t, ours.sendControl(part, fds))
 		fds = nil // each part may have some
 		select {
 		case err := <-ended:

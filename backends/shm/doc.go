@@ -41,7 +41,7 @@
 //     pages go, and the generation moves on before: what it still writes lands in pages that
 //     nothing uses (freshPages). Before foreign memory the gate is shut, and the threads of the
 //     writer are looked at (shutGate, gate.go).
-//  4. The key is free (forget).
+//  4. The key is free (freeKey).
 //
 // Backend.Close ends all epochs, and then looks for the same proofs (closeMemories).
 // spec/shm_mapped.pml and spec/shm_gate.pml are the models of 3 of a write beside a revoke.

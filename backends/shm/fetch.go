@@ -11,32 +11,33 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// fetch is a question for the extents of an arena. While it is in peer.fetches the goroutine that
-// reads the socket adds to it under peer.mu; one that is out belongs to the goroutine that asked.
+// fetch is a request for the extents of an arena. While it is in peer.fetches, readMessages adds
+// the parts of the owner's answer to it, under peer.mu. Once endFetch has removed it there, it
+// belongs to refresh.
 type fetch struct {
 	size       uint64
 	generation uint64
 	extents    []driver.Extent // FD is an index in fds
 	fds        []int
-	done       chan error // of one place: it is out, whole without an error
+	done       chan error // has one place; endFetch sends nil if the answer is whole
 }
 
-// What bounds an answer: a mapping is limited to what a process can map.
+// The bounds of an answer. A mapping is limited to what a process can map.
 const (
 	fdsMax       = 250      // SCM_MAX_FD of Linux is 253
-	extentsMax   = 32 << 10 // hostmem's memory has half of that
-	extentsPart  = 512      // in one datagram: 14 KiB
+	extentsMax   = 32 << 10 // twice the most that memory of hostmem has
+	extentsPart  = 512      // most extents in one datagram: 14 KiB
 	extentBytes  = 28
 	arenaSizeMax = mappedBytesMax
 )
 
-// refresh asks the owner for the extents of the arena that a memory lies in, and maps them. It
-// waits for Config.DialTimeout at most, also for the question to go out, and however many parts of
-// the answer have come. Preconditions: entered.
+// refresh asks the owner for the extents of the arena that a memory lies in, and maps them. All of
+// it, from sending the request to the last part of the answer, may take Config.DialTimeout.
+// Preconditions: the caller is between enter and exit.
 func (p *peer) refresh(m *imported) error {
 	f := &fetch{done: make(chan error, 1)}
 	p.mu.Lock()
-	if err := p.gone(); err != nil {
+	if err := p.goneError(); err != nil {
 		p.mu.Unlock()
 		return err
 	}
@@ -46,8 +47,8 @@ func (p *peer) refresh(m *imported) error {
 	p.mu.Unlock()
 	late, timer := clock.After(p.b.clock, p.b.cfg.DialTimeout)
 	defer timer.Stop()
-	question := append(binary.LittleEndian.AppendUint32([]byte{msgFetch}, id), m.token...)
-	p.readerWG.Go(func() { p.say(question) })
+	request := append(binary.LittleEndian.AppendUint32([]byte{msgFetch}, id), m.token...)
+	p.readerWG.Go(func() { p.sendControl(request) })
 
 	var err error
 	select {
@@ -59,7 +60,7 @@ func (p *peer) refresh(m *imported) error {
 		p.mu.Unlock()
 		err = <-f.done
 	}
-	defer func() { closeAll(f.fds) }() // mappings keep what they need
+	defer func() { closeAll(f.fds) }() // a mapping keeps its memory without them
 	if err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func (p *peer) refresh(m *imported) error {
 	return nil
 }
 
-// endFetch takes a question out, unless it is out. Preconditions: p.mu is held.
+// endFetch ends a request with an error or nil, unless it has ended. Preconditions: p.mu is held.
 func (p *peer) endFetch(id uint32, err error) {
 	if f := p.fetches[id]; f != nil {
 		delete(p.fetches, id)
@@ -90,7 +91,7 @@ func (p *peer) endFetch(id uint32, err error) {
 	}
 }
 
-// failFetches ends every question.
+// failFetches ends all requests with an error.
 func (p *peer) failFetches(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,8 +100,8 @@ func (p *peer) failFetches(err error) {
 	}
 }
 
-// gone is why no answer comes any more.
-func (p *peer) gone() error {
+// goneError says why the owner answers nothing any more; nil: it still does.
+func (p *peer) goneError() error {
 	switch {
 	case p.closing.Load():
 		return driver.ErrClosed
@@ -110,8 +111,8 @@ func (p *peer) gone() error {
 	return nil
 }
 
-// answered takes one part of an answer, whose descriptors become the question's.
-func (p *peer) answered(body []byte, fds []int) error {
+// addAnswer handles one part of an answer. It takes the descriptors over.
+func (p *peer) addAnswer(body []byte, fds []int) error {
 	if len(body) < answerHeadBytes-1 {
 		closeAll(fds)
 		return fmt.Errorf("answer of %d bytes: %w", len(body), driver.ErrCorrupt)
@@ -122,17 +123,17 @@ func (p *peer) answered(body []byte, fds []int) error {
 	f := p.fetches[id]
 	if f == nil {
 		closeAll(fds)
-		return nil // the question has ended without this answer
+		return nil // the request has ended without this answer
 	}
 	f.fds = append(f.fds, fds...)
-	if more, err := f.add(body[4:]); !more || err != nil {
+	if more, err := f.addPart(body[4:]); !more || err != nil {
 		p.endFetch(id, err)
 	}
 	return nil
 }
 
-// add reads one part and reports whether more must come.
-func (f *fetch) add(b []byte) (more bool, err error) {
+// addPart reads one part of the answer and reports whether more must come.
+func (f *fetch) addPart(b []byte) (more bool, err error) {
 	if err := session.Status(b[0]).Err(); err != nil {
 		return false, err
 	}
@@ -153,37 +154,37 @@ func (f *fetch) add(b []byte) (more bool, err error) {
 	return len(f.extents) < int(total), nil
 }
 
-// park sets a job aside until the pages of the memory that it waits for are mapped anew. A job
-// whose memory could not be asked for ends with the error.
+// park sets a job aside until the pages that it lacks are mapped anew. If the owner does not give
+// them the job fails.
 func (p *peer) park(j *job) {
-	m := j.waits
+	m := j.lacks
 	p.mu.Lock()
 	p.parked = append(p.parked, j)
-	ask := !m.arena.asked
-	m.arena.asked = true
+	first := !m.arena.refreshing
+	m.arena.refreshing = true
 	p.mu.Unlock()
-	if ask {
+	if first {
 		p.readerWG.Go(func() {
 			err := p.refresh(m)
 			p.mu.Lock()
-			m.arena.asked = false
+			m.arena.refreshing = false
 			jobs := p.parked
 			p.parked = nil
 			p.mu.Unlock()
 			for _, j := range jobs {
-				if err != nil && j.waits == m {
+				if err != nil && j.lacks == m {
 					j.fail(err)
 				}
 				p.b.queue.push(j)
 			}
 		})
 	}
-	if p.gone() != nil || j.isCancelled() {
+	if p.goneError() != nil || j.isCancelled() {
 		p.unpark()
 	}
 }
 
-// unpark puts all jobs back: one that still lacks pages parks again.
+// unpark puts all parked jobs back into the queue. A job that still lacks pages is parked again.
 func (p *peer) unpark() {
 	p.mu.Lock()
 	jobs := p.parked

@@ -36,7 +36,7 @@ type writeGate struct {
 	over bool      // shut for good
 }
 
-// oldGate is a page that peers are not told of any more.
+// oldGate is a page whose address the key table does not have any more.
 type oldGate struct {
 	page    uintptr
 	shut    bool           // mprotect has succeeded: no write passes any more

@@ -30,7 +30,8 @@ type peerArena struct {
 	index   uint32
 	imports int // peer.mu
 	mapping atomic.Pointer[mapping]
-	asked   bool // peer.mu: parked jobs wait for fresh pages, and the owner has been asked
+
+	refreshing bool // peer.mu: refresh is under way for parked jobs
 }
 
 // mapping is one generation of an arena, mapped. It is unmapped when the arena
@@ -92,7 +93,7 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	g, err := p.table.open(&t)
+	g, err := p.table.check(&t)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -50,13 +50,13 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	bytes, err := p.check(b)
 
 	// The completion and the message have their places before anything begins.
-	var note entry
+	var message entry
 	if err == nil && !p.b.done.Take() {
 		err = driver.ErrFull
 	} else if err == nil && b.Tail == driver.NotifyTail {
-		if note, err = p.out.reserve(b.Notify); err != nil {
+		if message, err = p.out.reserve(b.Notify); err != nil {
 			p.b.done.GiveBack()
-			p.suspect()
+			p.pingOwner()
 		}
 	}
 	if err != nil {
@@ -65,16 +65,16 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	}
 
 	if bytes <= uint64(p.b.cfg.InlineMax) {
-		if err = p.inline(b, copy.For(bytes)); err != errStale {
-			p.notify(note, err == nil)
+		if err = p.copyInline(b, copy.For(bytes)); err != errStale {
+			p.notify(message, err == nil)
 			p.b.done.Push(tag, err) // no wake-up: the caller polls after Submit
 			p.exit()
 			return nil
 		}
-		// Its pages have moved, and new ones take a question. All of it is copied again then.
+		// Pages have moved, and the owner must be asked for the new ones: a job copies all again.
 	}
-	p.b.queue.push(p.newJob(tag, b, note, bytes))
-	return nil // the completion exits
+	p.b.queue.push(p.newJob(tag, b, message, bytes))
+	return nil // step calls exit when it completes the job
 }
 
 // check looks at every descriptor and counts the bytes.
@@ -133,8 +133,8 @@ func (p *peer) resolve(op driver.Op, localKey, remoteKey uint32) (*memory, *impo
 	return local, remote, nil
 }
 
-// inline copies a batch in the caller.
-func (p *peer) inline(b *driver.Batch, way copy.Way) error {
+// copyInline copies a batch in the caller's goroutine.
+func (p *peer) copyInline(b *driver.Batch, way copy.Way) error {
 	pc := piece{op: b.Op, pattern: b.Pattern, way: way}
 	for i := 0; i < len(b.Descs) || i == 0 && pc.pattern != nil; i += pc.n {
 		var err error
@@ -157,8 +157,8 @@ func (p *peer) inline(b *driver.Batch, way copy.Way) error {
 }
 
 // notify sends the message of a batch once its bytes are placed, or drops it.
-func (p *peer) notify(note entry, ok bool) {
-	if note.set && p.out.show(note, ok) {
+func (p *peer) notify(message entry, ok bool) {
+	if message.valid && p.out.publish(message, ok) {
 		signal(p.event)
 	}
 }
@@ -186,7 +186,7 @@ const (
 // announce claims a line; nil: the peer is closed or lost, or all lines are taken for so long that
 // it has filled them itself.
 func (p *peer) announce(key uint32, op driver.Op, hint int) *atomic.Uint64 {
-	value := uint64(key) + 1 | p.hints.Add(1)*announceStep
+	value := uint64(key) + 1 | p.announcedCount.Add(1)*announceStep
 	if op == driver.Write {
 		value |= announceWrite
 	}
@@ -199,13 +199,13 @@ func (p *peer) announce(key uint32, op driver.Op, hint int) *atomic.Uint64 {
 		case i < announceMax:
 		case i < announceTries:
 			runtime.Gosched()
-		case p.gone() != nil:
+		case p.goneError() != nil:
 			return nil
 		case i%announceMax == 0:
 			time.Sleep(announceRest)
 		}
 	}
-	_ = p.sock.Close() // the reader ends by it
+	_ = p.sock.Close() // which ends readMessages
 	return nil
 }
 

@@ -10,21 +10,21 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// job is a batch that workers copy. Every worker that has a piece of it in hand,
-// and every place in the queue, holds it; the last to let go finishes it.
+// job is a batch that workers copy. Each worker that copies a piece of it holds it, and so does
+// each place in the queue. The last holder to let go completes it.
 type job struct {
-	peer *peer // constant while the job is live
-	op   driver.Op
-	tag  uint64
-	note entry // of its message in the ring
+	peer    *peer // constant while the job is live
+	op      driver.Op
+	tag     uint64
+	message entry // where its notification is in the ring
 
 	mu        sync.Mutex
 	live      bool
 	cancelled bool
-	helped    bool      // its scratch is in use
-	stale     bool      // pages moved under a piece: begin anew
-	waits     *imported // whose pages moved
-	held      int
+	helped    bool      // a goroutine in Help has it, and uses scratch
+	restart   bool      // pages moved under a piece: copy all of it once more
+	lacks     *imported // the memory whose pages moved
+	held      int       // workers with a piece of it, and places in the queue
 	err       error
 	runs      []run
 	descs     []driver.Desc  // our copy
@@ -33,11 +33,11 @@ type job struct {
 	loops     [driver.LoopsMax]driver.Loop // of pattern
 	patterned bool
 	bytes     uint64
-	way       copy.Way // of so many bytes
+	way       copy.Way // how to copy a batch of so many bytes
 	left      uint64   // bytes not yet cut
-	run       int      // the cursor: which run,
-	next      int      // which descriptor or run of it,
-	skip      uint64   // and how much of that is cut already
+	run       int      // the cursor: index in runs,
+	next      int      // the descriptor, or run of the pattern, in that,
+	skip      uint64   // and the bytes of it that are cut already
 }
 
 // jobPool hands out jobs. session.Completions bounds the live tags, so it never runs dry.
@@ -69,14 +69,14 @@ func (p *jobPool) put(j *job) {
 	p.mu.Unlock()
 }
 
-// newJob makes a job of a batch, which is the caller's again then. It keeps imports alive until
-// the job ends.
-func (p *peer) newJob(tag uint64, b *driver.Batch, note entry, bytes uint64) *job {
+// newJob copies a batch into a job, so that the caller may reuse the batch. The job keeps its
+// imports alive until it ends.
+func (p *peer) newJob(tag uint64, b *driver.Batch, message entry, bytes uint64) *job {
 	j := p.b.jobs.get()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.peer, j.op, j.tag, j.note = p, b.Op, tag, note
-	j.live, j.cancelled, j.helped, j.stale, j.waits, j.err = true, false, false, false, nil, nil
+	j.peer, j.op, j.tag, j.message = p, b.Op, tag, message
+	j.live, j.cancelled, j.helped, j.restart, j.lacks, j.err = true, false, false, false, nil, nil
 	add := func(localKey, remoteKey uint32, first, n int) {
 		local, remote := p.b.memory(localKey), p.use(remoteKey)
 		if local == nil || remote == nil {
@@ -148,7 +148,7 @@ func (j *job) cut(max uint64, scratch *[1]driver.Desc) piece {
 	return pc
 }
 
-// isCancelled reports whether the job is to end without its pages.
+// isCancelled reports whether Cancel has been called for the job.
 func (j *job) isCancelled() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -205,7 +205,7 @@ func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake bool) (more bool) {
 	j.mu.Lock()
 	// A job that is all copied ends well.
-	if j.err == nil && (j.left > 0 || j.stale) {
+	if j.err == nil && (j.left > 0 || j.restart) {
 		switch {
 		case j.cancelled:
 			j.err = driver.ErrAborted
@@ -216,7 +216,7 @@ func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake bool) (mo
 		}
 	}
 
-	if j.err == nil && !j.stale && j.left > 0 {
+	if j.err == nil && !j.restart && j.left > 0 {
 		pc := j.cut(uint64(b.cfg.PieceMax), scratch)
 		hands := b.cfg.Workers // that may copy one job
 		if j.helped {
@@ -234,7 +234,7 @@ func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake bool) (mo
 		case nil:
 		case errStale:
 			j.mu.Lock()
-			j.stale, j.waits = true, pc.remote
+			j.restart, j.lacks = true, pc.remote
 			j.mu.Unlock()
 		default:
 			j.fail(err)
@@ -248,8 +248,8 @@ func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake bool) (mo
 		j.mu.Unlock()
 		return false
 	}
-	if j.stale && j.err == nil {
-		j.stale, j.held = false, 1
+	if j.restart && j.err == nil {
+		j.restart, j.held = false, 1
 		j.rewind()
 		j.mu.Unlock()
 		j.peer.park(j)
@@ -261,12 +261,12 @@ func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake bool) (mo
 	j.live = false
 	p, tag, err := j.peer, j.tag, j.err
 	j.mu.Unlock()
-	p.notify(j.note, err == nil)
+	p.notify(j.message, err == nil)
 	for i := range j.runs {
 		p.unuse(j.runs[i].remote)
 		j.runs[i] = run{}
 	}
-	j.runs, j.descs, j.pattern, j.note = j.runs[:0], j.descs[:0], driver.Pattern{}, entry{}
+	j.runs, j.descs, j.pattern, j.message = j.runs[:0], j.descs[:0], driver.Pattern{}, entry{}
 	b.jobs.put(j)
 	b.done.Push(tag, err)
 	if wake {
@@ -324,7 +324,7 @@ func (q *queue) push(j *job) {
 	if !q.closed { // a worker may have ended the job, and with it the last peer, by now
 		select {
 		case q.wake <- struct{}{}:
-		default: // every worker is told already
+		default: // every worker has a token already
 		}
 	}
 	q.mu.Unlock()

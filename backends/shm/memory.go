@@ -18,16 +18,16 @@ type memory struct {
 	bytes    []byte
 	secret   [16]byte
 	arena    *arena // nil: foreign
-	release  func() // of Holder.Hold; nil: not held
+	release  func() // what Holder.Hold returned; nil: not held
 	off      uint64 // in the arena
 	only     driver.Ranges
 	readOnly bool
 
-	revoked bool         // guarded by Backend.mu
-	turn    session.Turn // of Revoke, and of the backend's Close until it is decided
-	renewed uint64       // guarded by turn: writers have old pages under the bytes up to here
-	gone    bool         // guarded by turn: the key is another memory's
-	late    error        // guarded by turn: what Backend.Close could not prove
+	revoked    bool                // guarded by Backend.mu
+	revokeLock session.ContextLock // held by Revoke, and by Backend.Close while it looks for proofs
+	renewed    uint64              // guarded by revokeLock: bytes that have fresh pages
+	gone       bool                // guarded by revokeLock: the key is another memory's
+	closeErr   error               // guarded by revokeLock: what Backend.Close could not prove
 }
 
 // Register implements driver.Backend. A range of known shared memory costs a
@@ -50,7 +50,8 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 			b.cfg.KeysMax, driver.ErrFull)
 	}
 	m := &memory{b: b, key: b.freeKeys[n-1], bytes: seg.Mem, secret: seg.Secret,
-		off: seg.SharedOff, only: seg.Only, readOnly: seg.ReadOnly, turn: session.NewTurn()}
+		off: seg.SharedOff, only: seg.Only, readOnly: seg.ReadOnly,
+		revokeLock: session.NewContextLock()}
 	if err := b.place(m, &seg); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}

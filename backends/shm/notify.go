@@ -11,15 +11,15 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// A ring of a connection page carries messages in the order of submission. An
-// entry is a head word and the bytes, in multiples of 8. The head word is zero
-// until the data that the message belongs to is placed; the receiver stops there,
-// which gives the order. It zeroes what it has read, so that no head word of an
-// earlier lap is ever taken for one.
+// A ring of a connection page carries messages in the order of submission. An entry is a head word
+// and the message, in multiples of 8 bytes. The sender leaves the head word zero until the data
+// that the message follows is placed. The receiver stops at such an entry, which gives the order.
+// It zeroes each entry that it has read, so that it never takes bytes of an earlier lap for a head
+// word.
 const (
 	entryData = 1 + iota // a message
-	entrySkip            // its data failed: it is not delivered
-	entryPad             // the rest of the ring is too short: go on at its start
+	entrySkip            // a message whose data failed: the receiver does not deliver it
+	entryPad             // the rest of the ring is too short: the next entry is at its start
 )
 
 const entryHead = 8
@@ -28,13 +28,13 @@ func entryWord(state, n uint64) uint64 { return state<<56 | n }
 
 func entryBytes(n int) uint64 { return entryHead + (uint64(n)+7)&^7 }
 
-// ring is one of the two of a connection page, seen from either end.
+// ring is one of the two rings of a connection page, as either end sees it.
 type ring struct {
 	mem                  []byte
 	armed, waiting, head *atomic.Uint64
 }
 
-// ringOf returns ring 0, to the owner, or ring 1, from it.
+// ringOf returns ring n of a page: 0 carries messages to the owner, 1 from it.
 func ringOf(page []byte, n uint64) ring {
 	size := (uint64(len(page)) - ringAt) / 2
 	at := n * ringWords
@@ -42,21 +42,22 @@ func ringOf(page []byte, n uint64) ring {
 		waiting: word(page, pageWaitingAt+at), head: word(page, pageHeadAt+at)}
 }
 
-// entry is room that was reserved; the zero value is none.
+// entry is the place of a message in a ring. The zero value is none.
 type entry struct {
-	at  uint64 // in the ring
-	n   uint64 // bytes of the message
-	set bool
+	at    uint64 // offset in the ring
+	n     uint64 // bytes of the message
+	valid bool
 }
 
-// sender is the end of a ring that writes. Nothing that it reads there is believed.
+// sender is the writing end of a ring. It checks all that it reads there: the peer writes, too.
 type sender struct {
 	ring
 	mu   sync.Mutex
-	tail uint64
+	tail uint64 // bytes that were reserved since the start
 }
 
-// reserve takes room for a message and puts the bytes there, unseen yet.
+// reserve makes an entry and copies the message into it. The receiver does not see it before
+// publish.
 func (s *sender) reserve(msg []byte) (entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,39 +79,41 @@ func (s *sender) reserve(msg []byte) (entry, error) {
 	}
 	copy(s.mem[at+entryHead:], msg)
 	s.tail += pad + need
-	return entry{at: at, n: uint64(len(msg)), set: true}, nil
+	return entry{at: at, n: uint64(len(msg)), valid: true}, nil
 }
 
 func (s *sender) fits(need uint64) bool {
 	used := s.tail - s.head.Load()
 	size := uint64(len(s.mem))
-	return used <= size && need <= size-used // a wild head reads as a full ring
+	return used <= size && need <= size-used // an impossible head counts as a full ring
 }
 
-// show lets the receiver see a message, or skip its place. The data before it is out by
-// then. It reports whether the receiver is to be woken.
-func (s *sender) show(e entry, ok bool) (wake bool) {
+// publish makes an entry visible to the receiver, as a message if ok, and else as one to skip. The
+// data that the message follows is placed by then. It reports whether the caller must wake the
+// receiver.
+func (s *sender) publish(e entry, ok bool) (wake bool) {
 	state := uint64(entrySkip)
 	if ok {
 		state = entryData
 	}
-	word(s.mem, e.at).Swap(entryWord(state, e.n)) // pairs with the look in arm
-	return s.sleeps()
+	word(s.mem, e.at).Swap(entryWord(state, e.n)) // pairs with the load in receiver.arm
+	return s.mustWake()
 }
 
-// sleeps reports, once for each arm, whether the receiver is to be woken.
-func (s *sender) sleeps() bool { return s.armed.Load() != 0 && s.armed.Swap(0) != 0 }
+// mustWake reports whether the receiver sleeps and must be woken, once for each of its arms.
+func (s *sender) mustWake() bool { return s.armed.Load() != 0 && s.armed.Swap(0) != 0 }
 
-// receiver is the end of a ring that reads. Everything there is the peer's to write, so
-// nothing is believed before it is checked. Its owner has a lock for it.
+// receiver is the reading end of a ring. The peer may write anything there at any time, so all is
+// checked. The structure that has the receiver has a lock for it.
 type receiver struct {
 	ring
-	at      uint64 // what was read of the ring
-	corrupt bool
+	at      uint64 // bytes that were read since the start
+	corrupt bool   // the peer broke the format
 }
 
-// receive takes messages, of at most one lap: places that carry nothing are no reason to go on for
-// ever. It reports whether the sender waits for the room.
+// receive reads messages, from at most one lap of the ring: a peer that keeps adding entries to
+// skip must not hold the caller up. wake reports whether the sender waits for the room that is free
+// now.
 func (r *receiver) receive(conn uint64, msgs []driver.Message) (n int, wake bool) {
 	before := r.at
 	for n < len(msgs) && r.at-before < uint64(len(r.mem)) && !r.corrupt {
@@ -124,14 +127,14 @@ func (r *receiver) receive(conn uint64, msgs []driver.Message) (n int, wake bool
 		}
 	}
 	if r.at != before {
-		r.head.Swap(r.at) // pairs with the look in sender.reserve
+		r.head.Swap(r.at) // pairs with the load in sender.fits, behind waiting
 		wake = r.waiting.Load() != 0 && r.waiting.Swap(0) != 0
 	}
 	return n, wake
 }
 
-// next reads the next entry. ok is false when none is there; data is nil for a
-// place that carries nothing.
+// next reads the next entry. ok is false when none is visible yet; data is nil for an entry without
+// a message to deliver.
 func (r *receiver) next() (data []byte, ok bool) {
 	size := uint64(len(r.mem))
 	at := r.at % size
@@ -160,14 +163,14 @@ func (r *receiver) next() (data []byte, ok bool) {
 	return data, true
 }
 
-// arm asks the sender for a wake-up, and reports whether something is there already.
+// arm asks the sender for a wake-up, and reports whether an entry is visible already.
 func (r *receiver) arm() bool {
-	r.armed.Swap(1) // pairs with the load in sleeps, after the head word
+	r.armed.Swap(1) // pairs with the load in sender.mustWake, behind the head word
 	return !r.corrupt && word(r.mem, r.at%uint64(len(r.mem))).Load() != 0
 }
 
-// Receive implements driver.Backend. It takes from each connection in turn, and
-// begins with another one each time.
+// Receive implements driver.Backend. It goes through the connections once, and each call begins
+// with another one.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if b.closed.Load() {
 		return 0, driver.ErrClosed
@@ -186,14 +189,14 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 		c := accepted[at]
 		n += c.receive(msgs[n:])
 		if c.finished() {
-			b.forget(c)
+			b.removeInbound(c)
 		}
 	}
 	b.turn++
 	return n, nil
 }
 
-// receive takes notifications of one peer, and at the end the news that it is lost.
+// receive returns notifications of one peer, and behind the last one the loss of the peer.
 func (c *inbound) receive(msgs []driver.Message) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,7 +208,7 @@ func (c *inbound) receive(msgs []driver.Message) int {
 		signal(c.event)
 	}
 	if c.in.corrupt {
-		c.drop()
+		c.hangUp()
 	}
 	if n < len(msgs) && c.gone && !c.lossReported {
 		c.lossReported = true
@@ -215,7 +218,7 @@ func (c *inbound) receive(msgs []driver.Message) int {
 	return n
 }
 
-// arm asks the peer for a wake-up, and reports whether something is there already.
+// arm asks the peer for a wake-up, and reports whether Receive has something to return already.
 func (c *inbound) arm() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -225,7 +228,7 @@ func (c *inbound) arm() bool {
 	return c.in.arm() || c.gone && !c.lossReported
 }
 
-// receive takes answers of the owner.
+// receive returns answers of the owner.
 func (p *peer) receive(msgs []driver.Message) int {
 	p.answerMu.Lock()
 	defer p.answerMu.Unlock()
@@ -237,7 +240,7 @@ func (p *peer) receive(msgs []driver.Message) int {
 		signal(p.event)
 	}
 	if p.answers.corrupt {
-		_ = p.sock.Close() // the reader ends by it, and the peer is lost
+		_ = p.sock.Close() // which ends readMessages, and the peer is lost
 	}
 	return n
 }
@@ -248,7 +251,7 @@ func (p *peer) arm() bool {
 	return p.answers.mem != nil && p.answers.arm()
 }
 
-// Answer implements driver.Backend: it goes by the second ring of the connection.
+// Answer implements driver.Backend. The answer goes over the second ring of the connection.
 func (b *Backend) Answer(conn uint64, msg []byte) error {
 	if b.closed.Load() {
 		return driver.ErrClosed
@@ -277,7 +280,7 @@ func (c *inbound) answer(msg []byte) error {
 	if err != nil {
 		return err
 	}
-	if c.out.show(e, true) {
+	if c.out.publish(e, true) {
 		signal(c.event)
 	}
 	return nil

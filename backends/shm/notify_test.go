@@ -26,7 +26,7 @@ func TestShowBesideArm(t *testing.T) {
 		return e
 	}
 	next := reserve()
-	testkit.OneSideSees(t, in.arm, func() bool { return out.show(next, true) }, func() {
+	testkit.OneSideSees(t, in.arm, func() bool { return out.publish(next, true) }, func() {
 		out.armed.Store(0)
 		if n, _ := in.receive(1, msgs); n != 1 {
 			t.Fatalf("%d messages, want 1", n)
@@ -44,7 +44,7 @@ func TestReserveBesideReceive(t *testing.T) {
 	send := func() bool {
 		e, err := out.reserve(msg)
 		if err == nil {
-			out.show(e, true)
+			out.publish(e, true)
 		}
 		return err == nil
 	}
@@ -88,8 +88,8 @@ func TestFullRingOfASilentOwner(t *testing.T) {
 	}
 	soon(t, "an answer", func() bool { return !p.asks() })
 
-	p.saying.Lock() // no question reaches the owner any more
-	defer p.saying.Unlock()
+	p.sendMu.Lock() // no request reaches the owner any more
+	defer p.sendMu.Unlock()
 	clock.Advance(failure / 4)
 	require.ErrorIs(t, p.Submit(1, notify), driver.ErrFull)
 	require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Write,

@@ -28,15 +28,15 @@ type inbound struct {
 	self  bool   // the peer is this backend
 	sock  *net.UnixConn
 	inbox inbox
-	event int // the peer's
+	event int // the peer's eventfd; -1: none
 	pid   proc.Remote
 
 	mu           sync.Mutex // guards the page and what was read of it
-	page         []byte     // theirs, shared; nil after release
+	page         []byte     // the connection page, which the peer made; nil after release
 	in           receiver   // notifications
 	out          sender     // answers
-	gone         bool       // no more messages will come
-	lossReported bool       // and the program knows
+	gone         bool       // the socket has ended: no more messages will come
+	lossReported bool       // Receive has told the program so
 	left         bool       // proof that the peer is out of our memory for good
 
 	// Announcements that are remembered, by line: see announcement.
@@ -75,7 +75,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 	c := &inbound{b: b, sock: conn, event: -1}
 	var err error
 	if c.pid, err = identify(conn); err != nil {
-		return nil, err // another user's takes no place for long
+		return nil, err // so another user's connection does not keep its place
 	}
 	kind, body, fds, err := c.inbox.read(conn)
 	if err != nil {
@@ -89,7 +89,7 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 		err = fmt.Errorf("hello of kind %d: %w", kind, driver.ErrCorrupt)
 	}
 	if err == nil {
-		err = b.enlist(c)
+		err = b.enlistInbound(c)
 	}
 	welcome := []byte{msgWelcome, version, byte(session.StatusOf(err))}
 	welcome = binary.LittleEndian.AppendUint32(welcome, b.table.keys)
@@ -104,14 +104,14 @@ func (b *Backend) greet(conn *net.UnixConn) (*inbound, error) {
 		err = send(conn, b.cfg.DialTimeout, welcome, []int{b.tableFD, b.event})
 	}
 	if err != nil {
-		b.forget(c)
+		b.removeInbound(c)
 	}
 	return c, err
 }
 
 var identify = proc.Identify // tests have a peer of another PID namespace
 
-// hello takes the peer's page and event: version, ring size, address.
+// hello checks the peer's hello (version, ring size, address) and maps its page.
 func (c *inbound) hello(body []byte, fds []int) (err error) {
 	defer func() { closeAll(fds) }()
 	if len(body) < 1 || body[0] != version {
@@ -147,9 +147,9 @@ func (c *inbound) hello(body []byte, fds []int) (err error) {
 	return nil
 }
 
-// ofProcess counts the connections of one process. Those that ended without the word that their
-// peer is out stay for as long as it lives, so one process has half of the places at most. Those of
-// other PID namespaces, which have no number here, are counted as one.
+// ofProcess counts the connections of one process. A connection that ended without a proof that its
+// peer is out stays for as long as that process lives, so one process has half of the places at
+// most. Those of other PID namespaces, which have no number here, are counted as one.
 func ofProcess(list []*inbound, pid int) (n int) {
 	for _, c := range list {
 		if c.pid.PID == pid {
@@ -159,9 +159,9 @@ func ofProcess(list []*inbound, pid int) (n int) {
 	return n
 }
 
-// enlist puts a connection where Revoke and Receive see it. It happens before the
-// welcome, so that no peer is ever in our memory unseen.
-func (b *Backend) enlist(c *inbound) error {
+// enlistInbound puts a connection on the list that Revoke and Receive go through, before the
+// welcome goes out: no peer is ever in our memory without being on it.
+func (b *Backend) enlistInbound(c *inbound) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	list := *b.inbound.Load()
@@ -178,7 +178,7 @@ func (b *Backend) enlist(c *inbound) error {
 	c.conn = b.conns.Add(1)
 	list = append(slices.Clone(list), c)
 	b.inbound.Store(&list)
-	b.wake() // the program has armed the connections of before, not this one
+	b.wake() // an Arm that came before did not arm this connection
 	return nil
 }
 
@@ -189,7 +189,7 @@ func (c *inbound) serve() {
 	if !c.self && c.pid.Known() {
 		watch.Go(func() {
 			if c.pid.Wait() == nil {
-				c.drop()
+				c.hangUp()
 			}
 		})
 	}
@@ -203,27 +203,28 @@ func (c *inbound) serve() {
 		case msgFetch:
 			err = c.answerFetch(body)
 		case msgPing:
-			err = c.say([]byte{msgPong}, nil)
+			err = c.sendControl([]byte{msgPong}, nil)
 		default:
 			err = driver.ErrCorrupt
 		}
 		if err != nil {
-			c.drop()
+			c.hangUp()
 		}
 	}
 	c.mu.Lock()
 	c.gone = true
 	c.hasLeft()
 	c.mu.Unlock()
-	c.drop()
+	c.hangUp()
 	c.closeDescriptors()
 	c.pid.StopWaits()
 	watch.Wait()
 	c.b.wake()
 }
 
-// hasLeft keeps a proof that the peer is out of our memory: it says so in the page, where
-// nothing can lose the word as the socket does when it is reset, or its process has ended.
+// hasLeft looks for a proof that the peer is out of our memory, and remembers it: the peer has
+// written so in the page, or its process has ended. A message over the socket could be lost when
+// the socket is reset.
 // Preconditions: c.mu is held.
 func (c *inbound) hasLeft() bool {
 	if !c.left && c.page != nil {
@@ -236,12 +237,12 @@ func (c *inbound) hasLeft() bool {
 // their generation. Only an error of the connection is returned.
 func (c *inbound) answerFetch(body []byte) error {
 	if len(body) < 4 {
-		return fmt.Errorf("question of %d bytes: %w", len(body), driver.ErrCorrupt)
+		return fmt.Errorf("request of %d bytes: %w", len(body), driver.ErrCorrupt)
 	}
 	id := binary.LittleEndian.Uint32(body)
 	a, err := c.b.openArena(body[4:])
 	if err != nil {
-		return c.say(answerHead(id, err, 0, 0, 0, 0), nil)
+		return c.sendControl(answerHead(id, err, 0, 0, 0, 0), nil)
 	}
 	extents, fds, generation, err := a.duplicates(&c.b.table)
 	defer func() { closeAll(fds) }()
@@ -254,9 +255,9 @@ func (c *inbound) answerFetch(body []byte) error {
 			len(fds), len(extents), driver.ErrFull)
 	}
 	if err != nil {
-		return c.say(answerHead(id, err, 0, 0, 0, 0), nil)
+		return c.sendControl(answerHead(id, err, 0, 0, 0, 0), nil)
 	}
-	with := fds // they travel once
+	with := fds // the first part carries them
 	for part := range slices.Chunk(extents, extentsPart) {
 		msg := answerHead(id, nil, generation, size, len(extents), len(part))
 		for _, e := range part {
@@ -265,7 +266,7 @@ func (c *inbound) answerFetch(body []byte) error {
 			msg = binary.LittleEndian.AppendUint64(msg, e.FDOff)
 			msg = binary.LittleEndian.AppendUint32(msg, uint32(e.FD))
 		}
-		if err := c.say(msg, with); err != nil {
+		if err := c.sendControl(msg, with); err != nil {
 			return err
 		}
 		with = nil
@@ -273,13 +274,14 @@ func (c *inbound) answerFetch(body []byte) error {
 	return nil
 }
 
-// openArena checks a token with the secret itself, and returns a reference.
+// openArena checks a token against the secret itself, and returns its arena with one more
+// reference.
 func (b *Backend) openArena(tok []byte) (*arena, error) {
 	t, err := session.DecodeToken(tok, &b.address.id)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := b.table.open(&t); err != nil {
+	if _, err := b.table.check(&t); err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
@@ -333,7 +335,7 @@ func duplicateError(errno error) error {
 
 const answerHeadBytes = 33
 
-// answerHead begins a part of an answer: kind, number of the question, status, generation, bytes of
+// answerHead begins a part of an answer: kind, number of the request, status, generation, bytes of
 // the arena, extents of all parts and of this one.
 func answerHead(id uint32, why error, generation, size uint64, total, count int) []byte {
 	msg := binary.LittleEndian.AppendUint32([]byte{msgExtents}, id)
@@ -344,12 +346,12 @@ func answerHead(id uint32, why error, generation, size uint64, total, count int)
 	return binary.LittleEndian.AppendUint32(msg, uint32(count))
 }
 
-func (c *inbound) say(msg []byte, fds []int) error {
+func (c *inbound) sendControl(msg []byte, fds []int) error {
 	return send(c.sock, c.b.cfg.DialTimeout, msg, fds)
 }
 
-// drop breaks the connection off; serve ends by it.
-func (c *inbound) drop() { _ = c.sock.Close() }
+// hangUp closes the socket, which ends serve.
+func (c *inbound) hangUp() { _ = c.sock.Close() }
 
 // finished reports whether nothing needs the connection any more.
 func (c *inbound) finished() bool {
@@ -358,8 +360,8 @@ func (c *inbound) finished() bool {
 	return c.lossReported && c.hasLeft()
 }
 
-// forget takes a finished connection off the list.
-func (b *Backend) forget(c *inbound) {
+// removeInbound takes a finished connection off the list, and releases it.
+func (b *Backend) removeInbound(c *inbound) {
 	b.mu.Lock()
 	list := slices.Clone(*b.inbound.Load())
 	if i := slices.Index(list, c); i >= 0 {
@@ -370,8 +372,8 @@ func (b *Backend) forget(c *inbound) {
 	c.release()
 }
 
-// closeDescriptors closes descriptors that an ended connection needs no more: its last
-// messages may wait for Receive for long.
+// closeDescriptors closes the descriptors of a connection that has ended, though its last messages
+// may wait for Receive for long.
 func (c *inbound) closeDescriptors() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -386,13 +388,13 @@ func (c *inbound) closeDescriptors() {
 
 // release gives back what the connection holds.
 func (c *inbound) release() {
-	c.drop()
+	c.hangUp()
 	c.closeDescriptors()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.in.ring, c.out.ring = ring{}, ring{}
 	if c.page != nil {
-		_ = unix.Munmap(c.page) // our own mapping, whole: cannot fail
+		_ = unix.Munmap(c.page) // a whole mapping of ours: cannot fail
 		c.page = nil
 	}
 	c.pid.Release()

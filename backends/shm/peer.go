@@ -33,12 +33,13 @@ type peer struct {
 	sock  *net.UnixConn
 	inbox inbox
 
-	saying sync.Mutex // one message at a time has a deadline
-	table  table      // theirs, read-only
-	page   []byte     // ours, shared
-	event  int        // theirs
-	pid    proc.Remote
-	hints  atomic.Uint64 // numbers announcements
+	sendMu sync.Mutex  // held while a control message is sent: the socket has one write deadline
+	table  table       // the owner's key table, read-only here
+	page   []byte      // the connection page: we made it, both sides write
+	event  int         // the owner's eventfd; -1: none yet
+	pid    proc.Remote // the owner's process
+
+	announcedCount atomic.Uint64 // announcements so far: each has its number in it
 
 	inflight atomic.Int64 // calls and tags that use the mappings
 	closing  atomic.Bool
@@ -47,27 +48,27 @@ type peer struct {
 	readerWG sync.WaitGroup
 	closeOne sync.Once
 
-	imports atomic.Pointer[[]atomic.Pointer[imported]] // replaced under mu, read without
+	imports atomic.Pointer[[]atomic.Pointer[imported]] // by key; replaced under mu, read without it
 
 	mu       sync.Mutex // after Backend.mu
 	freeKeys []uint32
 	arenas   map[uint32]*peerArena
 	fetches  map[uint32]*fetch
 	fetchID  uint32
-	parked   []*job
+	parked   []*job // they wait for pages that are being mapped
 
 	ping     ping
-	out      sender // notifications
+	out      sender // notifications to the owner
 	answerMu sync.Mutex
-	answers  receiver // of the owner; guarded by answerMu
+	answers  receiver // the owner's answers; guarded by answerMu
 }
 
 var _ driver.Peer = (*peer)(nil)
 
-// Hot answers, made once.
+// Errors of hot paths, made once.
 var (
 	errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
-	errStale      = errors.New("pages have moved") // never leaves the package
+	errStale      = errors.New("the arena's pages have moved") // never leaves the package
 )
 
 // Connect implements driver.Backend.
@@ -89,7 +90,7 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	if !b.connecting.Enter() {
 		return nil, driver.ErrClosed
 	}
-	defer b.connecting.Exit() // Close takes our descriptors away
+	defer b.connecting.Exit() // Close waits for it before it closes b.event and the table
 	owner, err := decodeAddress(addr)
 	if err != nil {
 		return nil, err
@@ -103,7 +104,7 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	defer context.AfterFunc(b.life, cancel)()
 	conn, err := new(net.Dialer).DialContext(ctx, "unixpacket", owner.socket())
 	if err != nil {
-		return nil, b.unreached(&owner, err)
+		return nil, b.dialError(&owner, err)
 	}
 	p := &peer{b: b, conn: b.conns.Add(1), owner: owner, self: owner == b.address,
 		sock: conn.(*net.UnixConn), event: -1, lostCh: make(chan struct{}),
@@ -113,15 +114,15 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", driver.ContextError(ctx), err)
 		}
-		p.leave() // the owner may have welcomed us: we were never in
+		p.hangUp() // the owner may have listed us: this tells it that we reach no memory
 		p.release()
 		return nil, err
 	}
-	return p, b.adopt(p)
+	return p, b.enlistPeer(p)
 }
 
-// unreached says what keeps a dial from the peer, where that can be known.
-func (b *Backend) unreached(owner *address, err error) error {
+// dialError adds to the error of a dial why no socket is there, where that can be known.
+func (b *Backend) dialError(owner *address, err error) error {
 	switch ours := b.address.net; {
 	case owner.dir != "" && errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("no socket of the peer in %s, its SocketDir: mount that directory "+
@@ -134,26 +135,26 @@ func (b *Backend) unreached(owner *address, err error) error {
 	return err
 }
 
-// adopt puts a peer on the list, unless the backend closes.
-func (b *Backend) adopt(p *peer) error {
+// enlistPeer puts a peer on the list and starts its goroutines, unless the backend closes.
+func (b *Backend) enlistPeer(p *peer) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		p.leave()
+		p.hangUp()
 		p.release()
 		return driver.ErrClosed
 	}
 	list := append(slices.Clone(*b.peers.Load()), p)
 	b.peers.Store(&list)
-	p.readerWG.Go(p.listen)
+	p.readerWG.Go(p.readMessages)
 	if !p.self && p.pid.Known() {
-		p.readerWG.Go(p.watch)
+		p.readerWG.Go(p.watchProcess)
 	}
-	b.wake() // the program has armed the connections of before, not this one
+	b.wake() // an Arm that came before did not arm this connection
 	return nil
 }
 
-// handshake shows our page and learns of the owner's table.
+// handshake sends the owner our page and event, and receives the owner's table and event.
 func (p *peer) handshake(ctx context.Context) (err error) {
 	stop := context.AfterFunc(ctx, func() { _ = p.sock.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -165,7 +166,7 @@ func (p *peer) handshake(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) // the mapping keeps it
+	defer unix.Close(fd) // the mapping keeps the memory
 	p.page = page
 	word(page, pageRingAt).Store(ring)
 	word(page, pageMagicAt).Store(pageMagic)
@@ -175,7 +176,7 @@ func (p *peer) handshake(ctx context.Context) (err error) {
 	if err := send(p.sock, p.b.cfg.DialTimeout, hello, []int{fd, p.b.event}); err != nil {
 		return fmt.Errorf("greet: %w", err)
 	}
-	if err := p.welcomed(); err != nil {
+	if err := p.readWelcome(); err != nil {
 		return err
 	}
 	if !stop() {
@@ -184,8 +185,8 @@ func (p *peer) handshake(ctx context.Context) (err error) {
 	return p.sock.SetDeadline(time.Time{})
 }
 
-// welcomed reads the owner's answer: version, status, number of keys.
-func (p *peer) welcomed() error {
+// readWelcome reads the owner's answer to the hello: version, status, number of keys.
+func (p *peer) readWelcome() error {
 	kind, body, fds, err := p.inbox.read(p.sock)
 	if err != nil {
 		return fmt.Errorf("await welcome: %w", err)
@@ -216,16 +217,16 @@ func (p *peer) welcomed() error {
 	return nil
 }
 
-// watch closes the connection when the owner's process has ended. The socket alone does
-// not tell: a child of that process may have inherited it.
-func (p *peer) watch() {
+// watchProcess closes the connection when the owner's process has ended. The socket may stay open
+// then, in a child that inherited it.
+func (p *peer) watchProcess() {
 	if p.pid.Wait() == nil {
-		_ = p.sock.Close() // the reader ends by it
+		_ = p.sock.Close() // which ends readMessages
 	}
 }
 
-// listen reads what the owner says until the connection ends.
-func (p *peer) listen() {
+// readMessages handles the owner's control messages until the connection ends.
+func (p *peer) readMessages() {
 	defer p.markLost()
 	for {
 		kind, body, fds, err := p.inbox.read(p.sock)
@@ -234,10 +235,10 @@ func (p *peer) listen() {
 		}
 		switch kind {
 		case msgExtents:
-			err = p.answered(body, fds)
+			err = p.addAnswer(body, fds)
 		case msgPong:
 			closeAll(fds)
-			p.alive()
+			p.endPing()
 		default:
 			closeAll(fds)
 			err = driver.ErrCorrupt
@@ -249,17 +250,17 @@ func (p *peer) listen() {
 	}
 }
 
-// say sends to the owner; a socket that does not take it is a lost peer, which
-// the reader of the socket finds out.
-func (p *peer) say(msg []byte) {
-	p.saying.Lock()
-	defer p.saying.Unlock()
+// sendControl sends a control message to the owner. If that fails within Config.DialTimeout the
+// peer is lost: closing the socket ends readMessages, which marks it so.
+func (p *peer) sendControl(msg []byte) {
+	p.sendMu.Lock()
+	defer p.sendMu.Unlock()
 	if err := send(p.sock, p.b.cfg.DialTimeout, msg, nil); err != nil {
 		_ = p.sock.Close()
 	}
 }
 
-// enter begins a use of the mappings; exit ends it. Close waits for all.
+// enter begins a use of the mappings, which exit ends. Close waits until all have ended.
 func (p *peer) enter() error {
 	p.inflight.Add(1) // pairs with the store in Close
 	switch {
@@ -275,7 +276,8 @@ func (p *peer) enter() error {
 
 func (p *peer) exit() { p.inflight.Add(-1) }
 
-// Close implements driver.Peer. It waits for pieces in hand, which no peer can hold up.
+// Close implements driver.Peer. It waits for the pieces that are being copied, which no peer can
+// delay.
 func (p *peer) Close() error {
 	p.closeOne.Do(p.close)
 	return nil
@@ -289,8 +291,8 @@ func (p *peer) close() {
 		time.Sleep(pause)
 		p.unpark()
 	}
-	p.leave()
-	p.pid.Release() // as the watcher does
+	p.hangUp()
+	p.pid.Release() // which ends watchProcess
 	p.readerWG.Wait()
 	p.b.mu.Lock()
 	list := slices.DeleteFunc(slices.Clone(*p.b.peers.Load()), func(q *peer) bool { return q == p })
@@ -299,17 +301,16 @@ func (p *peer) close() {
 	p.release()
 }
 
-// leave tells the owner that we are out of its memory for good, and hangs up; the reader
-// ends by it.
-func (p *peer) leave() {
+// hangUp tells the owner that no copy of ours reaches its memory any more, and closes the socket,
+// which ends readMessages.
+func (p *peer) hangUp() {
 	if p.page != nil {
 		word(p.page, pageLeftAt).Store(1)
 	}
 	_ = p.sock.Close()
 }
 
-// release unmaps and closes what a connection holds. It also serves a handshake
-// that broke off.
+// release unmaps and closes what a connection holds, also after a handshake that failed.
 func (p *peer) release() {
 	p.mu.Lock()
 	for _, a := range p.arenas {
@@ -322,17 +323,17 @@ func (p *peer) release() {
 	p.answerMu.Unlock()
 	for _, mem := range [][]byte{p.table.mem, p.page} {
 		if mem != nil {
-			_ = unix.Munmap(mem) // our own, whole: cannot fail
+			_ = unix.Munmap(mem) // a whole mapping of ours: cannot fail
 		}
 	}
-	p.alive()
+	p.endPing()
 	if p.event >= 0 {
 		_ = unix.Close(p.event)
 	}
 	p.pid.Release()
 }
 
-// markLost ends what waits for the other side.
+// markLost ends all that waits for the owner, and the peer.
 func (p *peer) markLost() {
 	if p.lost.Swap(true) {
 		return
@@ -373,20 +374,20 @@ func (p *peer) Explain(localKey, remoteKey uint32) string {
 		"direct path"
 }
 
-// ping tells an owner that is frozen from one whose program does not take its
-// notifications. Both leave the ring full, and a program may take its time; but the
-// goroutine that reads the owner's socket answers as long as the process runs.
+// ping finds out why the owner's ring stays full: its process is frozen, or its program does not
+// take its notifications, which it may do as late as it likes. As long as the process runs, the
+// goroutine that reads the owner's socket answers a ping.
 type ping struct {
 	mu    sync.Mutex
-	sent  int64       // 0: never
-	timer clock.Timer // nil: none is under way
+	sent  int64       // when the last one was; 0: never
+	timer clock.Timer // ends the wait for its answer; nil: no ping is under way
 }
 
-// suspect asks the owner for a sign of life, because its ring is full. One that gives none
-// within Config.Failure is lost: no notification would reach it, and the engine's
-// operations would wait for room without limit. Bytes would.
-// Preconditions: entered.
-func (p *peer) suspect() {
+// pingOwner asks the owner for a sign of life, because its ring is full. An owner that gives none
+// within Config.Failure is lost. Its memory could still be written, but no notification would reach
+// it, and the engine's operations would wait for room without limit.
+// Preconditions: the caller is between enter and exit.
+func (p *peer) pingOwner() {
 	p.ping.mu.Lock()
 	defer p.ping.mu.Unlock()
 	now := p.b.clock.Now()
@@ -396,13 +397,13 @@ func (p *peer) suspect() {
 	}
 	p.ping.sent = now
 	p.ping.timer = p.b.clock.AfterFunc(p.b.cfg.Failure, func() {
-		_ = p.sock.Close() // the reader ends by it, and the peer is lost
+		_ = p.sock.Close() // which ends readMessages, and the peer is lost
 	})
-	p.readerWG.Go(func() { p.say([]byte{msgPing}) })
+	p.readerWG.Go(func() { p.sendControl([]byte{msgPing}) })
 }
 
-// alive ends the ping under way.
-func (p *peer) alive() {
+// endPing stops the ping under way, if any.
+func (p *peer) endPing() {
 	p.ping.mu.Lock()
 	defer p.ping.mu.Unlock()
 	if p.ping.timer != nil {

@@ -36,12 +36,12 @@ func (m *memory) Revoke(ctx context.Context) error {
 
 	// The epoch ends. A peer that announces a copy from now on finds that, and copies nothing.
 	m.endEpoch()
-	if err := m.turn.Take(ctx); err != nil {
+	if err := m.revokeLock.Lock(ctx); err != nil {
 		return fmt.Errorf("revoke memory: another call looks for the proof: %w", err)
 	}
-	defer m.turn.Give()
+	defer m.revokeLock.Unlock()
 	if m.gone {
-		return m.late
+		return m.closeErr
 	}
 
 	// The copies that were announced before end. A peer that stays is shut out.
@@ -74,7 +74,7 @@ func (m *memory) Revoke(ctx context.Context) error {
 	}
 
 	// The key is free, in the next epoch.
-	m.forget()
+	m.freeKey()
 	return nil
 }
 
@@ -88,8 +88,8 @@ func (m *memory) endEpoch() {
 	}
 }
 
-// forget gives back the key and what else the memory has. Preconditions: m.turn is held.
-func (m *memory) forget() {
+// freeKey gives back the key and what else the memory has. Preconditions: m.revokeLock is held.
+func (m *memory) freeKey() {
 	m.gone = true
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
@@ -153,7 +153,7 @@ func (c *inbound) announcements(
 	}
 	others := len(list)
 	for i := range announceMax {
-		a := announcement{c: c, line: i, word: c.announced(i)}
+		a := announcement{c: c, line: i, word: c.announcementIn(i)}
 		// A peer numbers its announcements, and after 2^31 others a number comes again.
 		if a.word != c.harmless[i] {
 			c.harmless[i] = 0
@@ -173,8 +173,8 @@ func (c *inbound) announcements(
 	return list
 }
 
-// announced is what a line says. Preconditions: c.mu is held, and c.page is there.
-func (c *inbound) announced(line int) uint64 {
+// announcementIn reads the word of a line. Preconditions: c.mu is held, and c.page is mapped.
+func (c *inbound) announcementIn(line int) uint64 {
 	return word(c.page, announceAt+uint64(line)*lineBytes).Load()
 }
 
@@ -188,7 +188,7 @@ func (a *announcement) stands() bool {
 	case a.c.page == nil: // the backend has ended: what peers still do is not known
 		return true
 	}
-	return a.c.announced(a.line) == a.word && !a.c.pid.Dead()
+	return a.c.announcementIn(a.line) == a.word && !a.c.pid.Dead()
 }
 
 // shutOut makes what silent peers still do harmless, and remembers their announcements, so that
@@ -234,7 +234,7 @@ const (
 // pages. What the program writes in the same pages at that moment would be lost: that is its own
 // affair with a lease of one range, and not done with ranges that others may lie between.
 //
-// Where ctx ends in between, the next call goes on. Preconditions: m.turn is held.
+// Where ctx ends in between, the next call goes on. Preconditions: m.revokeLock is held.
 func (b *Backend) freshPages(ctx context.Context, m *memory) error {
 	ranges, err := m.writable()
 	if err != nil {
@@ -374,13 +374,13 @@ func (b *Backend) closeMemories() error {
 		}
 	}
 	for key, m := range all {
-		_ = m.turn.Take(context.Background()) // never fails
-		if m.gone {                           // its own Revoke came first
-			m.turn.Give()
+		_ = m.revokeLock.Lock(context.Background()) // never fails
+		if m.gone {                                 // its own Revoke came first
+			m.revokeLock.Unlock()
 			delete(all, key)
 			continue
 		}
-		m.forget()
+		m.freeKey()
 	}
 	dangerous := func(a *announcement) bool { return !a.harmless }
 	for end := b.clock.Now() + int64(b.cfg.Grace); b.clock.Now() < end; {
@@ -395,10 +395,10 @@ func (b *Backend) closeMemories() error {
 		if m.arena != nil && !m.readOnly && len(b.announcements(true, func(a *announcement) bool {
 			return dangerous(a) && a.writes() && a.key() == m.key
 		})) > 0 {
-			m.late = b.lastPages(m)
-			err = errors.Join(err, m.late)
+			m.closeErr = b.lastPages(m)
+			err = errors.Join(err, m.closeErr)
 		}
-		m.turn.Give()
+		m.revokeLock.Unlock()
 	}
 	return err
 }
@@ -440,7 +440,7 @@ func (b *Backend) closeGate(all map[uint32]*memory) error {
 			late = fmt.Errorf("close shm: a peer may still be in the middle of a copy into memory "+
 				"that is not shareable: do not use it while that process lives: %w",
 				driver.ErrTimeout)
-			m.late = late
+			m.closeErr = late
 		}
 	}
 	err = errors.Join(err, late)

@@ -281,20 +281,20 @@ func TestRevokeAfterBackendClose(t *testing.T) {
 	_ = ended()
 }
 
-// Close ends all epochs before it looks for a proof, also where a Revoke of one memory has the turn
+// Close ends all epochs before it looks for a proof, also where a Revoke of one memory has the lock
 // to look, and a second Revoke of that memory waits no longer than its context.
 func TestEpochsEndBeforeAnyProof(t *testing.T) {
 	owner := open(t, Config{})
 	_, first := shared(t, owner, 4096, 1)
 	_, second := shared(t, owner, 4096, 2)
-	require.NoError(t, first.turn.Take(t.Context()))
+	require.NoError(t, first.revokeLock.Lock(t.Context()))
 	require.ErrorIs(t, cutShort(t, first), driver.ErrTimeout)
 	epoch := owner.table.epoch(second.key)
 	before, closed := epoch.Load(), make(chan error, 1)
 	go func() { closed <- owner.Close() }()
 	soon(t, "the epoch ends", func() bool { return epoch.Load() != before })
 	require.Empty(t, closed)
-	first.turn.Give()
+	first.revokeLock.Unlock()
 	require.NoError(t, <-closed)
 }
 

@@ -200,7 +200,7 @@ func (b *Backend) close() error {
 	wg.Wait()
 	err = errors.Join(err, b.closeMemories())
 	for _, c := range *b.inbound.Load() {
-		c.drop()
+		c.hangUp()
 	}
 	b.queue.close()
 	b.tasks.Wait()

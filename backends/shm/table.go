@@ -18,7 +18,7 @@ import (
 
 // Two kinds of pages are shared. The key table belongs to the owner of memory: it alone
 // writes, every peer maps it read-only. The connection page belongs to one connection: both
-// write, so neither believes what it reads there.
+// write, so both check all that they read there.
 const (
 	version    = 6
 	tableMagic = 0x31656c6261547331 // "1sTable1"
@@ -31,13 +31,13 @@ const (
 const (
 	tableMagicAt = 0
 	tableKeysAt  = 8
-	tableGateAt  = 16 // where the owner's gate is, see gate; 0: shut for good
+	tableGateAt  = 16 // address of the owner's gate, see writeGate; 0: shut for good
 
 	slotBytes   = 64
 	slotEpochAt = 0
 	slotTagAt   = 8  // 16 bytes; zero: no memory has this key
-	slotArenaAt = 24 // low half the arena, high half flags
-	slotOffAt   = 32
+	slotArenaAt = 24 // the low half is the arena's index, the high half are flags
+	slotOffAt   = 32 // this and the next two: see grant
 	slotSizeAt  = 40
 	slotBaseAt  = 48
 )
@@ -51,16 +51,16 @@ func tableBytes(keys uint32) uint64 {
 const (
 	pageMagicAt = 0
 	pageRingAt  = 8  // bytes of a ring
-	pageLeftAt  = 16 // the initiator is out of the owner's memory for good
+	pageLeftAt  = 16 // not 0: no copy of the initiator reaches the owner's memory any more
 
 	// The words of the first ring; those of the second lie ringWords behind them.
-	pageArmedAt   = 1 * lineBytes // the receiver sleeps: wake it
-	pageWaitingAt = 2 * lineBytes // the sender found no room: wake it
-	pageHeadAt    = 3 * lineBytes // what the receiver has read of the ring
+	pageArmedAt   = 1 * lineBytes // 1: the receiver may sleep, wake it for a message
+	pageWaitingAt = 2 * lineBytes // 1: the sender found no room, wake it when there is some
+	pageHeadAt    = 3 * lineBytes // bytes that the receiver has read since the start
 	ringWords     = 3 * lineBytes
 
 	announceAt  = pageBytes
-	announceMax = 64 // copies at a time of one initiator, one line each
+	announceMax = 64 // most copies of one initiator at a time: each has a line
 
 	ringAt       = announceAt + announceMax*lineBytes
 	ringBytesMin = 4 * messageMax // 128 KiB: two of the longest messages fit however they lie
@@ -73,13 +73,13 @@ func ringSizeFits(n uint64) bool {
 	return n >= ringBytesMin && n <= ringBytesMax && n&(n-1) == 0
 }
 
-// table is the key table, seen by its owner or by a peer.
+// table is the key table, as its owner or a peer sees it.
 type table struct {
 	mem  []byte
 	keys uint32
 }
 
-// grant is what a key opens. It never changes within one epoch.
+// grant is the memory that a key gives access to. It never changes within one epoch.
 type grant struct {
 	arena uint32
 	flags uint32
@@ -125,18 +125,18 @@ func (t *table) slot(key uint32) []byte {
 	return t.mem[at : at+slotBytes]
 }
 
-// gate is where the owner's gate is.
+// gate is the word with the address of the owner's gate.
 func (t *table) gate() *atomic.Uint64 { return word(t.mem, tableGateAt) }
 
 func (t *table) epoch(key uint32) *atomic.Uint64 { return word(t.slot(key), slotEpochAt) }
 
-// generation moves on whenever the pages of an arena do.
+// generation is the word that grows whenever pages of an arena move.
 func (t *table) generation(arena uint32) *atomic.Uint64 {
 	return word(t.mem, pageBytes+uint64(t.keys)*slotBytes+uint64(arena)*8)
 }
 
-// publish fills the slot of a key that no memory has. No peer holds a token of
-// the current epoch yet, so the order of the words does not matter.
+// publish fills the slot of a free key. No peer has a token of the present epoch yet, so the order
+// of the words does not matter.
 func (t *table) publish(key uint32, tag [16]byte, g grant) {
 	s := t.slot(key)
 	word(s, slotArenaAt).Store(uint64(g.arena) | uint64(g.flags)<<32)
@@ -157,7 +157,7 @@ func setTag(slot []byte, tag [16]byte) {
 	word(slot, slotTagAt+8).Store(binary.LittleEndian.Uint64(tag[8:]))
 }
 
-// read returns a slot as it was during one epoch; ok is false when it moved.
+// read returns the words of a slot. ok is false when the epoch ended while they were read.
 func (t *table) read(key uint32) (epoch uint64, tag [16]byte, g grant, ok bool) {
 	s := t.slot(key)
 	epoch = word(s, slotEpochAt).Load()
@@ -169,8 +169,8 @@ func (t *table) read(key uint32) (epoch uint64, tag [16]byte, g grant, ok bool) 
 	return epoch, tag, g, word(s, slotEpochAt).Load() == epoch
 }
 
-// tagOf is what the table holds about a key: it proves a token without telling
-// the secret, and binds it to the grant.
+// tagOf returns the tag of a slot, a digest of secret, key and grant. With it a peer can check a
+// token, but learns no secret, and a secret fits one grant only.
 func tagOf(secret *[16]byte, key uint32, g *grant) (tag [16]byte) {
 	var b [64]byte
 	copy(b[:], secret[:])
@@ -185,10 +185,9 @@ func tagOf(secret *[16]byte, key uint32, g *grant) (tag [16]byte) {
 	return tag
 }
 
-// open checks a token and returns what it grants. The bounds are not of the token's: an epoch of a
-// key has one set of them, and the tag is a digest over secret and bounds, so neither can be had
-// without the other.
-func (t *table) open(tok *session.Token) (grant, error) {
+// check checks a token and returns what it grants. The grant comes from the table and not from the
+// token: a key has one grant in an epoch, and the tag is a digest of secret and grant.
+func (t *table) check(tok *session.Token) (grant, error) {
 	if tok.Key >= t.keys {
 		return grant{}, fmt.Errorf("token of key %d: %w", tok.Key, driver.ErrBadToken)
 	}

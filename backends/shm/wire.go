@@ -20,10 +20,10 @@ import (
 const (
 	msgHello   = 1 + iota // dialer: version, bytes of a ring, its address; page and event
 	msgWelcome            // owner: version, status, number of its keys; key table and event
-	msgFetch              // dialer: number of the question, a token, of which it asks the extents
-	msgExtents            // owner: those, a part at a time, see answerHead
-	msgPing               // dialer: it wants a sign of life
-	msgPong               // owner: that
+	msgFetch              // dialer: number of the request, token: where is the memory's arena
+	msgExtents            // owner: its extents, a part at a time, see answerHead
+	msgPing               // dialer: asks for a sign of life
+	msgPong               // owner: the sign of life
 )
 
 const messageBytesMax = 16 << 10 // 512 extents take 14 KiB

@@ -232,7 +232,7 @@ func (g *inbound) landWrite(c *conn, h *header, body []byte) error {
 	l.left = uint64(int(h.length) - h.buffered())
 
 	// Which memory, and where in it: the one look at the bounds of this side.
-	if m := g.b.memories.At(h.key); m == nil || !m.opens(h.ticket) {
+	if m := g.b.memories.At(h.key); m == nil || !m.hasTicket(h.ticket) {
 		l.status = session.StatusRevoked
 	} else {
 		testpoint.At("tcp: aimed") // the ticket of a write's head was good
@@ -334,7 +334,7 @@ func (g *inbound) next(c *conn) bool {
 	answer := header{kind: kindAck, id: h.id, status: uint8(session.StatusRevoked),
 		stamp: g.b.clock.Now()}
 	m := g.b.memories.At(h.key)
-	if m == nil || !m.opens(h.ticket) {
+	if m == nil || !m.hasTicket(h.ticket) {
 		c.out.put(&answer)
 		return true
 	}

@@ -67,9 +67,9 @@ func (m *memory) awaitPieces(ctx context.Context) error {
 	}
 }
 
-// opens reports whether a ticket is that of the memory. Where gate is held, it stays so
+// hasTicket reports whether a ticket is that of the memory. Where gate is held, it stays so
 // for every Revoke that returns before gate is given back. Tickets are compared in constant time.
-func (m *memory) opens(ticket uint64) bool {
+func (m *memory) hasTicket(ticket uint64) bool {
 	diff := m.ticket.Load() ^ ticket
 	return subtle.ConstantTimeEq(int32(diff), 0)&subtle.ConstantTimeEq(int32(diff>>32), 0) == 1
 }
@@ -78,7 +78,7 @@ func (m *memory) opens(ticket uint64) bool {
 // nothing any more.
 func (m *memory) enter(ticket uint64) bool {
 	m.gate.RLock()
-	if !m.opens(ticket) {
+	if !m.hasTicket(ticket) {
 		m.gate.RUnlock()
 		return false
 	}

@@ -13,7 +13,7 @@ import (
 type end interface {
 	number() uint64 // of the connection, as the program knows it
 	onMessage(message any)
-	onLost(over bool) // the peer is given up; over: it has ended its end itself
+	onLost(over bool) // the peer is lost; over: its end of the connection is over
 	remote() *address
 	withLink(f func(link)) // calls f, unless the link is gone
 }
@@ -38,7 +38,7 @@ func (b *Backend) end(id uint64) end {
 	return b.ends[id]
 }
 
-// allEnds lists the ends by what peers put into their messages.
+// allEnds returns all ends by the id that peers put into their messages.
 func (b *Backend) allEnds() map[uint64]end {
 	b.endsMu.RLock()
 	defer b.endsMu.RUnlock()
@@ -68,13 +68,13 @@ func (b *Backend) attend() {
 	}
 }
 
-// handle passes a message on. What cannot be read is dropped: a peer of another version gets no
-// answer, and its Connect ends with its context.
+// handle passes a message to the end that it is for. A message that it cannot decode is dropped: a
+// peer of another version gets no answer, and its Connect ends with its context.
 func (b *Backend) handle(m *ucp.Control) {
 	if m.Conn != 0 {
 		e := b.end(m.Conn)
 		if e == nil {
-			return // for an end that is gone
+			return // that end has been removed
 		}
 		if m.Lost {
 			e.onLost(m.Over)
@@ -83,7 +83,8 @@ func (b *Backend) handle(m *ucp.Control) {
 		}
 		return
 	}
-	// To no end of ours: it begins a connection, or ends one whose beginning the peer has given up.
+	// A message to no end: a hello begins a connection, a bye ends one that the peer gave up before
+	// our welcome reached it.
 	message, _ := decodeControl(m.Data)
 	switch message := message.(type) {
 	case *hello:

@@ -215,7 +215,7 @@ func TestHelloThatIsDropped(t *testing.T) {
 	}()
 	eventually(t, "a hello that is dropped", func() bool { return far.conns.Load() > before })
 	for _, c := range others {
-		c.withdraw()
+		c.remove()
 	}
 	require.NoError(t, <-connected)
 }

@@ -21,27 +21,27 @@ type peer struct {
 	driver.PeerBase
 	b     *Backend
 	owner address
-	link  link
-	conn  uint64 // of answers
+	link  link   // the connection of csrc/ucx
+	conn  uint64 // number of the connection, by which answers come
 
-	calls    session.Gate  // held by every call of the program; Close shuts it first
-	linkUses session.Gate  // held by every use of link; Close shuts it last
-	closing  chan struct{} // closed when Close begins
-	ending   sync.Once
-	unwanted atomic.Bool // the program never had this connection
-	gone     atomic.Bool
-	lostCh   chan struct{}
-	lostOnce sync.Once
-	bound    bool       // a welcome came; of the control goroutine only
-	welcomed chan error // has one place
+	calls     session.Gate  // held by every call of the program; Close shuts it first
+	linkUses  session.Gate  // held by every use of link; Close shuts it last
+	closing   chan struct{} // closed when Close begins
+	closeOnce sync.Once
+	abandoned atomic.Bool // Connect failed: the program never had this connection
+	gone      atomic.Bool // the peer is lost, or has refused us
+	lostCh    chan struct{}
+	lostOnce  sync.Once
+	bound     bool       // a welcome has come; only the control goroutine uses it
+	welcomed  chan error // has one place: the answer to our hello
 
-	lanes   sync.Once // guards overTCP
-	overTCP bool
+	askLanes sync.Once // asks UCX once, for overTCP
+	overTCP  bool      // UCX reaches the peer over TCP alone
 
 	mu      sync.Mutex
-	asks    map[uint32]chan *importAnswer // each has one place
+	asks    map[uint32]chan *importAnswer // imports under way, by askID; each has one place
 	askID   uint32
-	imports map[uint32]struct{} // by key
+	imports map[uint32]struct{} // keys that Import has given out
 }
 
 var _ driver.Peer = (*peer)(nil)
@@ -57,8 +57,8 @@ func newPeer(b *Backend, owner address) *peer {
 	return p
 }
 
-// Connect implements driver.Backend. The hello goes to the peer's control goroutine, which connects
-// back; nothing of it needs the peer's program.
+// Connect implements driver.Backend. It sends a hello to the peer's control goroutine, which
+// connects back. The peer's program need not do anything.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if !b.gate.Enter() {
 		return nil, fmt.Errorf("connect peer: %w", driver.ErrClosed)
@@ -71,7 +71,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	return p, nil
 }
 
-// Between hellos there is a pause, which grows.
+// connect waits from pauseMin to pauseMax before it sends a hello once more.
 const pauseMin, pauseMax = time.Second, 8 * time.Second
 
 func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
@@ -82,7 +82,7 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Our end, on one of our workers, to one of the owner's.
+	// Make our end: from one of our workers to one of the owner's.
 	p := newPeer(b, owner)
 	turn := int(b.turn.Add(1) - 1)
 	worker := turn % b.cfg.Workers
@@ -94,8 +94,9 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	b.peers[p] = struct{}{}
 	b.mu.Unlock()
 	b.add(p.link.ID(), p)
-	// The hello, again and again: an owner that has too many connections, or no room to answer one,
-	// drops it.
+	// Send the hello, again and again until there is an answer: an owner that has too many
+	// connections, or no room for the answer, drops a hello. The loop ends with err set, or
+	// returns.
 	h := hello{conn: p.link.ID(), worker: uint8(worker), to: owner.owner,
 		grace: uint64(b.cfg.Grace), from: b.addr}
 	hello := h.encode()
@@ -104,14 +105,14 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 		again := time.NewTimer(pause)
 		select {
 		case <-again.C:
-			_ = p.link.Control(hello) // where the peer is lost lostCh says so
+			_ = p.link.Control(hello) // if the peer is lost, lostCh is closed next
 			continue
 		case err = <-p.welcomed:
 			again.Stop()
 			if err == nil {
 				return p, nil
 			}
-			if pause > pauseMin { // it refused one hello, and may take the next
+			if pause > pauseMin { // it refused one hello, and may yet accept a later one
 				m := bye{conn: p.link.ID(), from: b.address.owner, abandoned: true}
 				_ = p.link.Control(m.encode())
 			}
@@ -124,8 +125,9 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 		}
 		again.Stop()
 	}
-	// The owner must forget us, which may take it long. When the backend closes it does so itself.
-	p.unwanted.Store(true)
+	// A task closes the peer, since that may wait for the owner. If the backend has closed, Start
+	// does nothing: Backend.Close closes all peers itself.
+	p.abandoned.Store(true)
 	b.tasks.Start(func() { _ = p.Close() })
 	return nil, err
 }
@@ -135,7 +137,7 @@ func (p *peer) onMessage(message any) {
 	switch m := message.(type) {
 	case *welcome:
 		p.onWelcome(m)
-	case *importAnswer: // one that comes late is dropped
+	case *importAnswer: // dropped if Import has given up by now
 		p.mu.Lock()
 		asker := p.asks[m.id]
 		delete(p.asks, m.id)
@@ -155,7 +157,7 @@ func (p *peer) onWelcome(m *welcome) {
 	p.bound = true
 	err := m.status.Err()
 	if err != nil {
-		p.gone.Store(true) // it knows nothing of us: no goodbye
+		p.gone.Store(true) // the owner has no end for us, so Close sends no bye
 		err = fmt.Errorf("%v refused: %w", &p.owner, err)
 	} else {
 		p.link.Bind(m.conn, m.grace)
@@ -163,12 +165,12 @@ func (p *peer) onWelcome(m *welcome) {
 	p.welcomed <- err
 }
 
-// onLost implements end. It ends what is under way, and says so. What may land still ends later,
-// unless the owner's end is over.
+// onLost implements end. It ends the batches and closes lostCh. A write whose bytes may still land
+// ends later, unless over says that the owner's end is over.
 func (p *peer) onLost(over bool) {
 	why := ucp.Lost
 	select {
-	case <-p.closing: // the owner's end is over, since we have said bye
+	case <-p.closing: // the owner's answer to our bye
 		why = ucp.Closed
 	default:
 	}
@@ -191,7 +193,7 @@ func (p *peer) withLink(f func(link)) {
 	}
 }
 
-// enter begins a call of the program, which ends by calls.Exit.
+// enter begins a call of the program, which ends with calls.Exit.
 func (p *peer) enter() error {
 	if !p.calls.Enter() {
 		return driver.ErrClosed
@@ -203,13 +205,14 @@ func (p *peer) enter() error {
 	return nil
 }
 
-// can is what every connection takes.
+// can are the bits that all connections have.
 const can = driver.CanPattern | driver.CanNotify
 
-// Can implements driver.Peer. Where UCX has nothing but TCP to the peer, it sends in plain text
-// what other backends encrypt. It chooses its lanes once.
+// Can implements driver.Peer. If UCX reaches the peer over TCP alone, it sends in plain text what
+// other backends encrypt, so the peer is a last resort. UCX chooses its lanes once, so they are
+// asked for once.
 func (p *peer) Can() driver.Can {
-	p.lanes.Do(func() {
+	p.askLanes.Do(func() {
 		if p.enter() == nil {
 			p.overTCP = overTCP(p.link.Lanes())
 			p.calls.Exit()
@@ -272,7 +275,7 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 		return 0, 0, fmt.Errorf("no answer within %v, the peer may be frozen: %w",
 			p.b.cfg.importMax, driver.ErrTimeout)
 	}
-	// Tell C what it may send.
+	// Make the memory known to C.
 	if err := a.status.Err(); err != nil {
 		return 0, 0, err
 	}
@@ -351,19 +354,21 @@ func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	return p.link.Help(tag, stop)
 }
 
-// Close implements driver.Peer. An owner that does not answer within Config.Grace, since it is
-// frozen or the way there is slow, asks us before it lands what it has not found by then.
+// Close implements driver.Peer. It waits up to Config.Grace for the owner to confirm that nothing
+// of ours lands any more. An owner that does not answer in time, because it is frozen or the
+// network is slow, asks us before it lands older messages; we do not answer, so it does not land
+// them.
 func (p *peer) Close() error {
-	p.ending.Do(func() {
+	p.closeOnce.Do(func() {
 		grace := p.b.cfg.Grace
 		p.calls.Shut()
 		close(p.closing)
-		// What has not begun ends at once, the rest within Grace. A peer that is silent as long is
-		// not waited for: what is under way still ends below.
+		// Batches of which nothing was sent end at once, the others within Grace. A peer that was
+		// silent for that long is not waited for again: link.End below ends its batches.
 		if !p.gone.Load() && !errors.Is(p.link.Drain(grace), driver.ErrPeerLost) {
-			// The owner ends its end, and C hears of that. It is the proof that nothing of ours
-			// lands any more.
-			m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: p.unwanted.Load()}
+			// Say bye. The owner ends its end and tells our C so, which calls onLost: this proves
+			// that nothing of ours lands any more.
+			m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: p.abandoned.Load()}
 			if p.link.Control(m.encode()) == nil {
 				timer := time.NewTimer(grace)
 				select {
@@ -376,7 +381,7 @@ func (p *peer) Close() error {
 		p.link.End(ucp.Closed, false)
 		p.calls.Wait()
 		p.lostOnce.Do(func() { close(p.lostCh) })
-		// No message finds the link any more, and it is given back.
+		// From now on no message is passed to this peer. Once no call uses the link, close it.
 		p.b.remove(p.link.ID())
 		p.linkUses.Shut()
 		p.linkUses.Wait()

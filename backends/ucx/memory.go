@@ -29,8 +29,8 @@ type memory struct {
 	landings landings
 	pinner   runtime.Pinner // of the words of landings and of the ranges, which C looks at
 
-	turn session.Turn // of Revoke
-	gone bool         // guarded by turn: the key may be another memory's
+	revokeLock session.ContextLock // held by Revoke
+	gone       bool                // guarded by revokeLock: the key may be another memory's
 
 	mu      sync.Mutex // no longer than a crossing that waits for nothing
 	revoked bool
@@ -49,7 +49,7 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	}
 	defer b.gate.Exit()
 	m := &memory{b: b, landings: landingsOf(seg.Shared), bytes: seg.Mem, secret: seg.Secret,
-		readOnly: seg.ReadOnly, ticket: newTicket(), turn: session.NewTurn()}
+		readOnly: seg.ReadOnly, ticket: newTicket(), revokeLock: session.NewContextLock()}
 	var err error
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)

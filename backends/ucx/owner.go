@@ -31,13 +31,13 @@ type inbound struct {
 
 	closing sync.Once
 
-	mu       sync.Mutex // no longer than a crossing that does not wait
-	link     link       // nil: not there yet, or given back
-	linkID   uint64     // 0: it never was there
+	mu       sync.Mutex // held no longer than one crossing into C that does not wait
+	link     link       // nil: not made yet, or closed
+	linkID   uint64     // 0: it was never made
 	welcomed bool
-	ended    bool // the peer says nothing any more
-	told     bool // and the program knows, or need not
-	closed   bool // the link was given back
+	ended    bool // no more messages come from the peer
+	reported bool // Receive has told the program so, or need not
+	closed   bool // the link has been closed
 }
 
 // refusalsMax bounds the connections over Config.ConnsMax that are told so; more
@@ -59,7 +59,7 @@ func (b *Backend) onHello(worker int, m *hello) {
 		c.refusal = driver.ErrPeerLost // the backend that it means is gone, and we have its place
 	}
 	if b.admit(c) && !b.tasks.Start(c.accept) {
-		c.withdraw()
+		c.remove()
 	}
 }
 
@@ -92,12 +92,12 @@ func (b *Backend) admit(c *inbound) bool {
 	return true
 }
 
-// accept connects back, and welcomes the peer or tells it why not. The last is one step, beside a
-// bye or a Close at the same time.
+// accept connects back, and sends a welcome or a refusal. c.mu is held while it does so, so that a
+// bye or a Close at the same time comes before or after.
 func (c *inbound) accept() {
 	link, err := c.b.net.connect(c.worker, c.reply)
 	if err != nil {
-		c.withdraw()
+		c.remove()
 		return
 	}
 	c.b.add(link.ID(), c)
@@ -137,16 +137,16 @@ func (c *inbound) onLost(bool) {
 	c.end(true)
 }
 
-// end notes that no more messages come, has Receive tell the program of it, and gives the link back
-// beside, by which C tells the peer; when the backend closes it does so itself.
+// end notes that no more messages come. With tell it has Receive report that to the program. A task
+// closes the link, by which C tells the peer; while the backend closes, Backend.Close does that.
 func (c *inbound) end(tell bool) {
 	c.mu.Lock()
 	linked, first := c.link != nil, !c.ended
 	c.ended = true
 	if first {
-		c.told = !tell || !c.welcomed
+		c.reported = !tell || !c.welcomed
 	}
-	tell = first && !c.told
+	tell = first && !c.reported
 	c.mu.Unlock()
 	if tell {
 		c.b.words.Add(c)
@@ -182,14 +182,14 @@ func (c *inbound) withLink(f func(link)) {
 	}
 }
 
-// closeLink gives the link back.
+// closeLink closes the link, once.
 func (c *inbound) closeLink() {
 	c.closing.Do(func() {
 		c.mu.Lock()
 		link := c.link
 		c.link = nil
 		if !c.ended || c.refusal != nil { // the backend closes, or the program never had it
-			c.ended, c.told = true, true
+			c.ended, c.reported = true, true
 		}
 		c.mu.Unlock()
 		if link != nil {
@@ -198,23 +198,23 @@ func (c *inbound) closeLink() {
 		c.mu.Lock()
 		c.closed = true
 		c.mu.Unlock()
-		c.forget()
+		c.removeIfOver()
 	})
 }
 
-// forget takes the connection off the lists when nothing is left of it: its messages may wait for
-// Receive for long, and are known by its id.
-func (c *inbound) forget() {
+// removeIfOver takes the connection off the lists once its link is closed and the program knows of
+// its end. Until then its messages, which carry its id, may wait for Receive.
+func (c *inbound) removeIfOver() {
 	c.mu.Lock()
-	over := c.told && c.closed
+	over := c.reported && c.closed
 	c.mu.Unlock()
 	if over {
-		c.withdraw()
+		c.remove()
 	}
 }
 
-// withdraw takes it off the lists.
-func (c *inbound) withdraw() {
+// remove takes the connection off the lists.
+func (c *inbound) remove() {
 	c.mu.Lock()
 	id := c.linkID
 	c.mu.Unlock()

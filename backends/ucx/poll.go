@@ -105,9 +105,9 @@ func (b *Backend) gather(msgs []driver.Message) (n int) {
 		msgs[n] = driver.Message{Conn: c.conn, Err: driver.ErrPeerLost}
 		n++
 		c.mu.Lock()
-		c.told = true
+		c.reported = true
 		c.mu.Unlock()
-		c.forget()
+		c.removeIfOver()
 	}
 	if len(leaving) > 0 {
 		b.words.Drop(len(leaving))

@@ -31,10 +31,10 @@ func (m *memory) endEpoch() {
 // stands in a page which does not come. It may run beside Backend.Close, and after it.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.endEpoch()
-	if err := m.turn.Take(ctx); err != nil {
+	if err := m.revokeLock.Lock(ctx); err != nil {
 		return fmt.Errorf("revoke memory: another call looks for the proof: %w", err)
 	}
-	defer m.turn.Give()
+	defer m.revokeLock.Unlock()
 	if m.gone {
 		return nil
 	}

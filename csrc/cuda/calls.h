@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The functions of libcuda that sluice calls, in our own words: no header of NVIDIA's is
+ * The functions of libcuda that sluice calls, declared here: no header of NVIDIA's is
  * needed. The names are those that the library exports, with the versions that cuda.h hides
  * behind macros. testdata/facts.c, which includes cuda.h before, holds all against it.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The functions of libcufile that sluice calls, in our own words, after NVIDIA's "GPUDirect
+ * The functions of libcufile that sluice calls, declared here after NVIDIA's "GPUDirect
  * Storage cuFile API Reference Guide": no header of NVIDIA's is needed. The layouts are those of
  * cuFile 1.4 to 1.20; testdata/facts.c, which includes cufile.h before, holds all against it.
  */

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvml asks the NVIDIA driver, through NVML, NVIDIA's library that manages cards, which
-// GPUs there are. The library is opened at run time.
+// Package nvml asks the NVIDIA driver which GPUs there are, with NVML, NVIDIA's management library.
+// It opens the library at run time.
 package nvml
 
 import "github.com/sluicehq/sluice/driver"
 
-// Library is the library's usual name.
+// Library is the usual file name of NVML.
 const Library = "libnvidia-ml.so.1"
 
-// Findings are what the driver tells; what it does not say is empty or zero.
+// Findings are the answers of the driver. An answer that it does not give is empty or zero.
 type Findings struct {
-	Driver string // its version, "550.54.15"
-	CUDA   string // the newest that the driver serves, "12.4"
-	GPUs   []GPU  // in NVML's order, which is that of PCI addresses
+	Driver string // version of the driver, such as "550.54.15"
+	CUDA   string // newest version of CUDA that the driver supports, such as "12.4"
+	GPUs   []GPU  // in NVML's order, by PCI address
 }
 
-// GPU is one card. What the driver does not say is empty, zero or -1.
+// GPU is one card. An answer that the driver does not give is empty, zero or -1.
 type GPU struct {
 	Index   int    `json:"index"` // as nvidia-smi numbers them; CUDA may number them otherwise
 	Name    string `json:"name"`
-	Bus     string `json:"bus"`     // of PCI, as the kernel spells it
-	Compute string `json:"compute"` // the compute capability, "9.0"
+	Bus     string `json:"bus"`     // PCI address as in sysfs, "0000:3b:00.0"
+	Compute string `json:"compute"` // compute capability, such as "9.0"
 	Memory  uint64 `json:"memory_total"`
-	MIG     string `json:"mig"`               // "enabled" or "disabled"; empty: it has none
-	State   int    `json:"performance_state"` // 0: full clocks, to 15; -1: not known
+	MIG     string `json:"mig"`               // "enabled" or "disabled"; empty: the GPU has no MIG
+	State   int    `json:"performance_state"` // from 0, full clocks, to 15; -1: not known
 }
 
 const installFix = "install the NVIDIA driver; containers: --gpus all"

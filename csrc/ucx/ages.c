@@ -35,8 +35,8 @@ uint64_t sl_ucx_age(const struct sl_ucx_conn *n, const struct sl_ucx_head *h, ui
 	return now - (h->echo > n->confirmed ? h->echo : n->confirmed);
 }
 
-/* The step ask: one question at a time. */
-void sl_ucx_doubt(struct sl_ucx_conn *n)
+/* The step ask of the model. Only one request to confirm is under way at a time. */
+void sl_ucx_ask_confirm(struct sl_ucx_conn *n)
 {
 	if (n->asking)
 		return;
@@ -44,8 +44,8 @@ void sl_ucx_doubt(struct sl_ucx_conn *n)
 	sl_ucx_send_value(n, SL_UCX_MSG_CONFIRM, n->proposed > n->limit ? n->proposed : n->limit);
 }
 
-/* The step vouch: the lease is longer before the owner hears of it. */
-void sl_ucx_vouch(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
+/* The step vouch: our lease grows before the owner learns of it, and makes its limit longer. */
+void sl_ucx_confirm(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 {
 	uint64_t longer = h->off < n->limit_max ? h->off : n->limit_max;
 
@@ -54,8 +54,8 @@ void sl_ucx_vouch(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 	sl_ucx_send_value(n, SL_UCX_MSG_CONFIRMED, n->lease);
 }
 
-/* The step vouched. What the peer sent before this is as young as this. */
-void sl_ucx_vouched(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
+/* The step vouched. All that the peer sent before this message is as young as this message. */
+void sl_ucx_confirmed(struct sl_ucx_conn *n, const struct sl_ucx_head *h)
 {
 	uint64_t longer = h->off < n->limit_max ? h->off : n->limit_max;
 

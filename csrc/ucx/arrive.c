@@ -48,7 +48,7 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 		on_credit(n, h->off);
 		return;
 	case SL_UCX_MSG_STARVED:
-		n->impatient = n->worker->context->config.notifs;
+		n->credit_urgent = n->worker->context->config.notifs;
 		sl_ucx_return_credit(n);
 		return;
 	case SL_UCX_MSG_RESET:
@@ -56,7 +56,7 @@ static void handle(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const voi
 		sl_ucx_lose(n); /* which answers it */
 		return;
 	case SL_UCX_MSG_CONFIRM:
-		sl_ucx_vouch(n, h);
+		sl_ucx_confirm(n, h);
 		return;
 	case SL_UCX_MSG_CONTROL:
 		if (len <= SL_UCX_CONTROL_MAX && sl_ucx_put_control(n, data, len) != 0)
@@ -123,7 +123,7 @@ static void retry_later(struct sl_ucx_conn *n, int why)
 	if (why == -EAGAIN)
 		n->stalled = n->worker->stalled = 1;
 	else
-		sl_ucx_doubt(n);
+		sl_ucx_ask_confirm(n);
 }
 
 static struct sl_ucx_held *pop_held(struct sl_ucx_conn *n)
@@ -195,7 +195,7 @@ static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void
 	if (h->stamp > n->stamp)
 		n->stamp = h->stamp;
 	if (h->type == SL_UCX_MSG_CONFIRMED) {
-		sl_ucx_vouched(n, h);
+		sl_ucx_confirmed(n, h);
 		resume(n);
 		return;
 	}
@@ -207,7 +207,7 @@ static void heard(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void
 	if (why != 0 && hold(n, h, data, len))
 		retry_later(n, why);
 	else if (h->type == SL_UCX_MSG_WRITE && sl_ucx_age(n, h, n->heard) > n->limit / 2)
-		sl_ucx_doubt(n); /* early, so that a slow network need not wait */
+		sl_ucx_ask_confirm(n); /* early, so that a slow network need not wait */
 }
 
 ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,

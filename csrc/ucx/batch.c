@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches: from Submit to their end, and which copies they are. */
+/* Batches, from Submit to their end. move.c cuts them into messages. */
 #define _GNU_SOURCE
 #include "worker.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes that Submit moves in the caller. */
+/* So many bytes Submit sends in the caller's thread. */
 #define INLINE (64u << 10)
 
 void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece)
@@ -34,7 +34,7 @@ static void end(struct sl_ucx_batch *b)
 
 	free_tail(b);
 	sl_ring_put(w->ring,
-		    (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
+		    (struct sl_done){b->tag, b->status, sl_reported_piece(&b->pieces, b->piece)});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;
@@ -43,7 +43,7 @@ static void end(struct sl_ucx_batch *b)
 	b->conn = NULL;
 	b->next = w->free;
 	w->free = b;
-	w->live--;
+	w->batches_live--;
 	if (n->dropped_imports)
 		sl_ucx_free_dropped_imports(n);
 	if (n->state != SL_UCX_OPEN)
@@ -52,7 +52,7 @@ static void end(struct sl_ucx_batch *b)
 		sl_ucx_wake_poller(w);
 }
 
-void sl_ucx_settle(struct sl_ucx_batch *b)
+void sl_ucx_end_if_over(struct sl_ucx_batch *b)
 {
 	if (b->outstanding == 0 && (b->issued || b->status != 0))
 		end(b);
@@ -65,12 +65,12 @@ void sl_ucx_cancel_batch(struct sl_ucx_batch *b, int32_t status)
 		sl_ucx_detach(b);
 	sl_ucx_fail(b, status, -1);
 	if (b->outstanding)
-		sl_ucx_request_ack(b->conn); /* its last message, which would have, is not sent */
-	sl_ucx_settle(b);
+		sl_ucx_request_ack(b->conn); /* its last message would, but is not sent */
+	sl_ucx_end_if_over(b);
 }
 
-/* All of it is on its way, the message of it as well. */
-static void issued(struct sl_ucx_batch *b)
+/* All bytes of a batch were sent: sends its notification, too. */
+static void mark_issued(struct sl_ucx_batch *b)
 {
 	struct sl_ucx_conn *n = b->conn;
 
@@ -86,10 +86,10 @@ static void issued(struct sl_ucx_batch *b)
 		b->tail = NULL;
 		p->head.flags = b->write && b->pieces.count ? SL_UCX_CHECKED : 0;
 		sl_ucx_send(n, p);
-		if (!sl_ucx_is_up(n)) /* it may not have gone */
+		if (!sl_ucx_is_up(n)) /* the notification may not have been sent */
 			sl_ucx_fail(b, SL_UCX_LOST, -1);
 	}
-	sl_ucx_settle(b);
+	sl_ucx_end_if_over(b);
 }
 
 void sl_ucx_end_batches(struct sl_ucx_conn *n)
@@ -97,12 +97,12 @@ void sl_ucx_end_batches(struct sl_ucx_conn *n)
 	for (struct sl_ucx_batch *b = n->live.next, *next; b != &n->live; b = next) {
 		next = b->next;
 		sl_ucx_detach(b);
-		sl_ucx_settle(b);
+		sl_ucx_end_if_over(b);
 	}
 }
 
-/* An end that does not speak any more may have told the peer so: it sends nothing. */
-int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
+/* An end that is not up sends nothing: it may have told the peer that nothing more comes. */
+int sl_ucx_send_batches(struct sl_ucx_conn *n, uint64_t bytes)
 {
 	int moved = 0;
 
@@ -112,11 +112,11 @@ int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes)
 		int rc = 0;
 
 		if (b->status == 0)
-			rc = sl_ucx_move_batch(b, &bytes);
+			rc = sl_ucx_send_batch(b, &bytes);
 		moved |= bytes != before;
 		if (rc != 0)
 			break;
-		issued(b);
+		mark_issued(b);
 		moved = 1;
 	}
 	return moved;
@@ -143,7 +143,7 @@ static int64_t check(const struct sl_ucx_conn *n, const struct sl_ucx_batch *b)
 		else if (b->write && im->flags & SL_UCX_READ_ONLY)
 			wrong = EROFS;
 		if (wrong)
-			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
+			return wrong | (int64_t)sl_reported_piece(&b->pieces, (int32_t)i) << 16;
 	}
 	return 0;
 }
@@ -154,7 +154,7 @@ struct tail {
 	size_t len;
 };
 
-/* Takes credit. NULL: no memory. */
+/* Makes the notification of a batch, and uses one credit. NULL: no memory. */
 static struct sl_ucx_message *make_tail(struct sl_ucx_conn *n, const struct tail *t)
 {
 	struct sl_ucx_message *p = sl_ucx_new_message(n->worker, t->len);
@@ -179,7 +179,7 @@ int sl_ucx_refusal(const struct sl_ucx_conn *n)
 	case SL_UCX_BROKEN:
 		return EPIPE;
 	default:
-		return n->why == SL_UCX_LOST ? EPIPE : EBADF;
+		return n->outcome == SL_UCX_LOST ? EPIPE : EBADF;
 	}
 }
 
@@ -201,7 +201,7 @@ static int64_t refuse(struct sl_ucx_conn *n, const struct tail *t)
 	if (rc != 0)
 		return rc;
 	/* A place in the ring is taken until the completion was polled. */
-	if (w->live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) >
+	if (w->batches_live + (w->ring->head - __atomic_load_n(&w->ring->tail, __ATOMIC_ACQUIRE)) >
 	    w->ring->mask)
 		return EAGAIN;
 	return t->notif ? check_credit(n) : 0;
@@ -237,22 +237,24 @@ static void enqueue(struct sl_ucx_conn *n, struct sl_ucx_batch *b)
 	b->prev->next = b->next->prev = b;
 	if (n->head == &n->live)
 		n->head = b;
-	n->worker->live++;
+	n->worker->batches_live++;
 }
 
-static void fill(struct sl_ucx_batch *b, const struct sl_ucx_batch *form, struct sl_ucx_conn *n)
+/* Makes b the batch that spec describes. b keeps its memory for a copy of the pieces. */
+static void init_batch(struct sl_ucx_batch *b, const struct sl_ucx_batch *spec,
+		       struct sl_ucx_conn *n)
 {
 	struct sl_pieces pieces = b->pieces;
 
-	*b = *form;
+	*b = *spec;
 	b->conn = n;
 	b->pieces = pieces;
-	sl_pieces_take(&b->pieces, &form->pieces);
+	sl_pieces_take(&b->pieces, &spec->pieces);
 	b->piece = -1;
 }
 
-/* Under the lock; form is what the caller asks for. */
-static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
+/* Under the lock. spec has what the caller asks for: tag, direction and pieces. */
+static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *spec,
 		      const struct tail *tail)
 {
 	struct sl_ucx_worker *w = n->worker;
@@ -260,13 +262,13 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 	int64_t rc = refuse(n, tail);
 
 	if (rc == 0)
-		rc = check(n, form);
+		rc = check(n, spec);
 	if (rc != 0)
 		return rc;
-	if (sl_pieces_reserve(&b->pieces, &form->pieces) != 0)
+	if (sl_pieces_reserve(&b->pieces, &spec->pieces) != 0)
 		return ENOMEM;
 	w->free = b->next;
-	fill(b, form, n);
+	init_batch(b, spec, n);
 	b->tail = tail->notif ? make_tail(n, tail) : NULL;
 	if (tail->notif && !b->tail) {
 		b->next = w->free;
@@ -276,14 +278,17 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 	enqueue(n, b);
 	if (n->head == b) {
 		w->polled = 1;
-		sl_ucx_move(n, INLINE);
+		sl_ucx_send_batches(n, INLINE);
 		w->polled = 0;
 	}
-	/* Unless it has ended: the lock is ours, so no other has taken its place. The answers to
-	 * a read look at the pieces again. */
+	/*
+	 * A batch that has not ended needs a copy of its pieces: they are to be sent, or answers to
+	 * a read look them up. b->conn is NULL if it has ended; we hold the lock, so b cannot be
+	 * another batch by now.
+	 */
 	if (b->conn && !(b->issued && b->write))
 		sl_pieces_keep(&b->pieces);
-	if (w->live)
+	if (w->batches_live)
 		sl_ucx_wake_thread(w);
 	return 0;
 }
@@ -291,7 +296,7 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *form,
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
 		      size_t count, const uint8_t *notif, size_t notif_len)
 {
-	struct sl_ucx_batch form = {.tag = tag,
+	struct sl_ucx_batch spec = {.tag = tag,
 				    .write = write,
 				    .pieces = {.descs = d, .count = (uint32_t)count}};
 	const struct tail tail = {notif, notif_len};
@@ -300,7 +305,7 @@ int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const stru
 	if (count > SL_PIECES_MAX || notif_len > SL_UCX_NOTIF_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
-	rc = submit(n, &form, &tail);
+	rc = submit(n, &spec, &tail);
 	sl_ucx_unlock(n->worker);
 	return rc;
 }
@@ -310,7 +315,7 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
 			    size_t notif_len)
 {
-	struct sl_ucx_batch form = {.tag = tag,
+	struct sl_ucx_batch spec = {.tag = tag,
 				    .write = write,
 				    .pieces = {.pages = *p,
 					       .nest = nest,
@@ -326,12 +331,12 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 	    notif_len > SL_UCX_NOTIF_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);
-	rc = submit(n, &form, &tail);
+	rc = submit(n, &spec, &tail);
 	sl_ucx_unlock(n->worker);
 	return rc;
 }
 
-/* How long a caller waits for the owner of memory before it sleeps. */
+/* How long sl_ucx_help waits for the owner of memory. */
 #define PATIENCE_NS 50000u
 
 static struct sl_ucx_batch *find(struct sl_ucx_conn *n, uint64_t tag)
@@ -356,7 +361,7 @@ void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag)
 	sl_ucx_unlock(n->worker);
 }
 
-/* A batch needs the answers of its owner, which come within microseconds or not soon. */
+/* Steps the worker while the owner answers, which takes microseconds or long. */
 static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
 {
 	struct sl_ucx_worker *w = n->worker;
@@ -364,7 +369,7 @@ static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
 	struct sl_ucx_batch *b;
 	int moved = 0;
 
-	/* Found anew each time: while the lock is let go of it may end. */
+	/* Looked up each time: the batch may end while the lock is free. */
 	while ((b = find(n, tag)) != NULL && b->status == 0 && now < until) {
 		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		w->polled = 1;
@@ -390,7 +395,7 @@ int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
 	ended = w->ring->head;
 	if (n->state != SL_UCX_ENDED)
 		done = wait_for_owner(n, tag);
-	if (w->ring->head != ended) /* whatever batch that was, and whatever UCX says of it */
+	if (w->ring->head != ended) /* some batch ended, whichever it was */
 		done |= SL_UCX_HELPED;
 	sl_ucx_unlock(w);
 	if (done)

@@ -82,7 +82,7 @@ static struct sl_ucx_conn *make(struct sl_ucx_worker *w)
 	n->live.prev = n->live.next = n->head = &n->live;
 	n->credit = w->context->config.notifs;
 	n->first_seq = n->next_seq = EARLY_WRAP;
-	n->heard = n->last_out = n->calm = sl_ucx_now();
+	n->heard = n->last_out = n->idle_at = sl_ucx_now();
 	sl_ucx_begin_ages(n, 0);
 	return n;
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ucx is the C data plane of UCX behind a Go face that does not show it.
+// Package ucx is the C data plane of UCX, and its Go interface.
 //
-// A Context and its Conns move bytes between processes over libucp, which Load opens at run
-// time; with CGO_ENABLED=0 there is none, and Load says so. A context has workers, each with a lock
-// and a thread that drives it when no other thread does. A batch is one crossing into C, with
-// descriptors or entries of a pattern as csrc/pieces.h has them; polling is none.
+// A Context and its Conns move bytes between processes over libucp, which Load opens at run time.
+// With CGO_ENABLED=0 Load returns an error that says so. A context has workers, each with a lock
+// and a thread that steps it while no caller does. Submitting a batch crosses into C once; polling
+// does not cross. A batch is what csrc/pieces.h describes: descriptors, or entries of a pattern.
 //
 // # What leaves
 //
@@ -33,6 +33,6 @@
 //   - end.c: how a connection is lost, drained, ended and given back, and which batches end when.
 //
 // open.c, progress.c and clock.c have the contexts, the workers' threads and locks, and the clock;
-// conn.c the beginning of a connection; load.c and abi.h libucp in our own words. Nothing in a
-// message is believed.
+// conn.c the beginning of a connection; load.c and abi.h declare libucp without its headers. All
+// that a message contains is checked.
 package ucx

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* A state that has been passed does not come back. Whether that changed anything. */
+/* Goes to a later state, never back. Whether that changed anything. */
 static int advance(struct sl_ucx_conn *n, enum sl_ucx_state to)
 {
 	if (n->state >= to)
@@ -20,8 +20,8 @@ int sl_ucx_is_up(const struct sl_ucx_conn *n)
 }
 
 /*
- * Our last word: we send nothing any more, and land nothing of the other end. It must not wait for
- * us, nor believe that what it sends arrives.
+ * Tells the peer that we send nothing more, and land nothing that it sends: it must neither wait
+ * for us nor complete a batch as if it had arrived.
  */
 static void reset(struct sl_ucx_conn *n)
 {
@@ -53,7 +53,7 @@ void sl_ucx_note_proof(struct sl_ucx_conn *n)
 	pthread_cond_broadcast(&n->worker->news);
 }
 
-/* From then on the peer asks before it lands what we have sent, and we do not answer. */
+/* From then on the peer asks before it lands what we sent, and an ended end does not answer. */
 static uint64_t proof_at(const struct sl_ucx_conn *n)
 {
 	/*
@@ -93,9 +93,7 @@ int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns)
 	return rc;
 }
 
-/*
- * Ends what may be ended by now: all, or all but writes of which a message is not answered.
- */
+/* Ends the batches that may end by now: all, or all but writes with unanswered messages. */
 static void end_batches(struct sl_ucx_conn *n)
 {
 	if (n->proven || sl_ucx_now() >= proof_at(n)) {
@@ -106,7 +104,7 @@ static void end_batches(struct sl_ucx_conn *n)
 		next = b->next;
 		if (!b->write)
 			sl_ucx_detach(b);
-		sl_ucx_settle(b);
+		sl_ucx_end_if_over(b);
 	}
 }
 
@@ -116,7 +114,7 @@ static void end(struct sl_ucx_conn *n, int32_t status, int proven)
 	if (!n->proven && sl_ucx_is_up(n))
 		reset(n);
 	if (advance(n, SL_UCX_ENDED)) {
-		n->why = status;
+		n->outcome = status;
 		for (struct sl_ucx_batch *b = n->live.next; b != &n->live; b = b->next) {
 			b->cancelled = 1;
 			sl_ucx_fail(b, status, -1);
@@ -137,8 +135,8 @@ void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven)
 	sl_ucx_unlock(w);
 }
 
-/* Whether anything waits for the peer. */
-static int waits(const struct sl_ucx_conn *n)
+/* Whether a batch, a submission or a held message waits for the peer. */
+static int has_waiters(const struct sl_ucx_conn *n)
 {
 	return n->live.next != &n->live || n->starved || n->held;
 }
@@ -152,10 +150,10 @@ void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_
 	now = sl_ucx_now();
 	if (n->peer && sl_ucx_is_up(n)) {
 		*heard_ns = now - n->heard;
-		*waited_ns = now - n->calm;
+		*waited_ns = now - n->idle_at;
 	}
 	/* Both ends ping, three eighths of the larger Grace apart at most. */
-	if (!waits(n) && *heard_ns < n->lease / 2)
+	if (!has_waiters(n) && *heard_ns < n->lease / 2)
 		*heard_ns = 0;
 	sl_ucx_unlock(n->worker);
 }
@@ -185,8 +183,8 @@ void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge)
 			end_batches(n);
 		if (!sl_ucx_is_up(n))
 			continue;
-		if (!judge || !waits(n))
-			n->calm = now;
+		if (!judge || !has_waiters(n))
+			n->idle_at = now;
 		if (now - n->last_out >= config->grace_ns / 4)
 			sl_ucx_ping(n);
 	}
@@ -245,7 +243,7 @@ static int at_rest(const struct sl_ucx_conn *n)
 	return !n->handle && !n->closing && n->sends == 0 && n->live.next == &n->live;
 }
 
-static void give_back(struct sl_ucx_conn *n)
+static void release_conn(struct sl_ucx_conn *n)
 {
 	sl_ucx_leave_table(n);
 	sl_ucx_free_conn(n);
@@ -265,7 +263,7 @@ void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns)
 	sl_ucx_wake_thread(w);
 	close_endpoint(n, grace_ns);
 	if (at_rest(n)) {
-		give_back(n);
+		release_conn(n);
 	} else {
 		n->next = w->closing_conns;
 		w->closing_conns = n;
@@ -298,7 +296,7 @@ int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline)
 			continue;
 		}
 		unlink_closing(w, n);
-		give_back(n);
+		release_conn(n);
 	}
 	return left;
 }

@@ -160,19 +160,19 @@ int sl_ucx_take_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control 
 
 void sl_ucx_return_credit(struct sl_ucx_conn *n)
 {
-	if (!n->owed)
+	if (!n->credit_owed)
 		return;
-	sl_ucx_send_value(n, SL_UCX_MSG_CREDIT, n->owed);
-	n->owed = 0;
+	sl_ucx_send_value(n, SL_UCX_MSG_CREDIT, n->credit_owed);
+	n->credit_owed = 0;
 }
 
 /* Not for each message, unless the sender waits. */
 void sl_ucx_count_received(struct sl_ucx_conn *n)
 {
-	n->owed++;
-	if (n->impatient)
-		n->impatient--;
-	if (n->impatient || n->owed > n->worker->context->config.notifs / 4)
+	n->credit_owed++;
+	if (n->credit_urgent)
+		n->credit_urgent--;
+	if (n->credit_urgent || n->credit_owed > n->worker->context->config.notifs / 4)
 		sl_ucx_return_credit(n);
 }
 

@@ -77,7 +77,7 @@ static void record_over(struct sl_ucx_conn *n, struct sl_ucx_record *r)
 	       n->records[n->first_seq % SL_UCX_WINDOW].kind == SL_UCX_FREE)
 		n->first_seq++;
 	if (b)
-		sl_ucx_settle(b);
+		sl_ucx_end_if_over(b);
 }
 
 /* The batch ends without what is under way: answers to it are dropped. */
@@ -126,7 +126,7 @@ static struct sl_ucx_record *new_record(struct sl_ucx_batch *b, uint8_t kind)
 /* Also where a peer acknowledges what UCX has not sent: messages must not pile up here. */
 static int window_full(const struct sl_ucx_conn *n)
 {
-	return n->next_seq - n->first_seq >= SL_UCX_WINDOW || n->carried >= 2 * SL_UCX_WINDOW;
+	return n->next_seq - n->first_seq >= SL_UCX_WINDOW || n->data_sends >= 2 * SL_UCX_WINDOW;
 }
 
 static void address_to(struct sl_ucx_message *p, uint8_t type, const struct sl_ucx_record *r,
@@ -270,7 +270,7 @@ static int is_plain(const struct sl_ucx_batch *b, uint64_t room)
 	       b->next_piece == b->pieces.count;
 }
 
-int sl_ucx_move_batch(struct sl_ucx_batch *b, uint64_t *bytes)
+int sl_ucx_send_batch(struct sl_ucx_batch *b, uint64_t *bytes)
 {
 	struct sl_ucx_conn *n = b->conn;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lock of a worker, the thread that moves it, and waiting. */
+/* The lock of a worker, the thread that steps it, and how others wait. */
 #define _GNU_SOURCE
 #include "../spin.h"
 #include "worker.h"
@@ -122,7 +122,7 @@ int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns)
 		pthread_mutex_lock(&w->lock);
 		late = sl_ucx_now() > deadline;
 	}
-	sl_ucx_wake_thread(w); /* what was moved here may have left work to the thread */
+	sl_ucx_wake_thread(w); /* progress here may have left work to the thread */
 	if (sl_ucx.ucp_request_check_status(request) == UCS_INPROGRESS)
 		return -ETIMEDOUT;
 	sl_ucx.ucp_request_free(request);
@@ -138,7 +138,7 @@ int sl_ucx_finish(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns
 	return rc;
 }
 
-/* A piece of each connection's batches, so that none holds up the others. */
+/* Sends a quantum of each connection's batches, so that none delays the others. */
 static unsigned move_all(struct sl_ucx_worker *w)
 {
 	unsigned moved = 0;
@@ -147,22 +147,21 @@ static unsigned move_all(struct sl_ucx_worker *w)
 		struct sl_ucx_conn *n = w->conns[k];
 
 		if (n && n->head != &n->live)
-			moved += (unsigned)sl_ucx_move(n, SL_UCX_QUANTUM);
+			moved += (unsigned)sl_ucx_send_batches(n, SL_UCX_QUANTUM);
 	}
 	return moved;
 }
 
-/* One call of progress and a piece of what is to be moved. Under the lock. */
 unsigned sl_ucx_step(struct sl_ucx_worker *w)
 {
 	unsigned n = sl_ucx.ucp_worker_progress(w->handle);
 
 	if (w->stalled)
 		sl_ucx_resume(w);
-	return n + (w->live ? move_all(w) : 0);
+	return n + (w->batches_live ? move_all(w) : 0);
 }
 
-static unsigned move(struct sl_ucx_worker *w)
+static unsigned run_steps(struct sl_ucx_worker *w)
 {
 	unsigned moved = 0;
 
@@ -179,7 +178,7 @@ static unsigned move(struct sl_ucx_worker *w)
 	return moved;
 }
 
-/* Whether there was nothing to do until the descriptor said so, or a tick is due. */
+/* Sleeps until UCX has an event, the thread is woken, or a tick is due. */
 static void sleep_until_something(struct sl_ucx_worker *w)
 {
 	struct pollfd p = {.fd = w->event_fd, .events = POLLIN};
@@ -211,15 +210,15 @@ void sl_ucx_drive(struct sl_ucx_context *c)
 		struct sl_ucx_worker *w = &c->workers[i];
 
 		if (pthread_mutex_trylock(&w->lock))
-			continue; /* and the thread need not stand back: nothing was moved */
+			continue; /* not counted as a drive: the thread need not pause */
 		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		if (w->handle && !atomic_load(&c->stop)) {
 			uint64_t ended = w->ring->head;
 
-			w->polled = 1; /* the caller looks again */
+			w->polled = 1; /* the caller polls next */
 			sl_ucx_step(w);
 			w->polled = 0;
-			if (w->ring->head != ended) /* one that looks for messages alone does not */
+			if (w->ring->head != ended) /* it may poll for messages alone */
 				sl_ucx_wake_poller(w);
 		}
 		pthread_mutex_unlock(&w->lock);
@@ -240,13 +239,13 @@ void sl_ucx_undrive(struct sl_ucx_context *c)
 	}
 }
 
-/* How long it stands back, in ns: the driving caller may lose the core, too. */
+/* How long the thread pauses, in ns. It is bounded: the driving caller may lose its core. */
 #define PAUSE_MIN 20000
 #define PAUSE_MAX 200000
 
 /*
- * Sleeps a moment while a caller moves the worker. Submit does not end that: two cores
- * that take turns at one copy are slower than one.
+ * Pauses the thread while a caller steps the worker. Submit does not end the pause: two cores that
+ * take turns at one copy are slower than one.
  */
 static void stand_back(struct sl_ucx_worker *w, long ns)
 {
@@ -263,8 +262,8 @@ static void stand_back(struct sl_ucx_worker *w, long ns)
 }
 
 /*
- * However busy the worker is: the others must hear of us. If we were stopped ourselves the silence
- * was ours, and what peers have said lies there unread.
+ * Pings peers in time, however busy the worker is. If this process was stopped, peers were not
+ * silent: their messages have not been read.
  */
 static void tick(struct sl_ucx_worker *w, uint64_t now)
 {
@@ -298,7 +297,7 @@ void *sl_ucx_progress(void *worker)
 			continue;
 		}
 		pause = PAUSE_MIN;
-		if (move(w)) {
+		if (run_steps(w)) {
 			last = sl_ucx_now();
 			tick(w, last);
 			sl_ucx_yield_lock(w);

@@ -45,7 +45,7 @@ static void over(struct sl_ucx_message *p, ucs_status_t status)
 	struct sl_ucx_conn *n = p->conn;
 
 	n->sends--;
-	n->carried -= p->counted;
+	n->data_sends -= p->counted;
 	n->pings -= p->head.type == SL_UCX_MSG_PING;
 	if (p->head.type == SL_UCX_MSG_DATA)
 		n->answers -= p->len;
@@ -79,7 +79,7 @@ void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p)
 	p->head.stamp = sl_ucx_now();
 	p->head.echo = n->stamp;
 	n->sends++;
-	n->carried += p->counted;
+	n->data_sends += p->counted;
 	n->pings += p->head.type == SL_UCX_MSG_PING;
 	n->answers += p->head.type == SL_UCX_MSG_DATA ? p->len : 0;
 	n->last_out = p->head.stamp;

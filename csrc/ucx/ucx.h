@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts of UCX, the connections of their workers, and what moves on them. Needs
- * sl_ucx_load first. Functions return 0 or -errno unless they say otherwise, and may be
- * called from any thread.
+ * Contexts of UCX, the connections of their workers, and the batches on these. sl_ucx_load must
+ * have succeeded. Functions return 0 or -errno unless they say otherwise, and may be called from
+ * any thread.
  *
- * A worker is UCX's "serialized": a caller into it holds its lock, once for a
- * whole batch. Its own thread moves it when no other does.
+ * A worker is one of UCX, in mode "serialized": each call into it is made under the worker's lock,
+ * which is taken once for a whole batch. To step a worker is to let UCX progress and to send some
+ * of the batches. The worker's own thread steps it while no caller does.
  */
 #ifndef SLUICE_UCX_H
 #define SLUICE_UCX_H
@@ -17,14 +18,14 @@
 #define SL_UCX_NOTIF_MAX 4096
 #define SL_UCX_READ_ONLY 1
 
-/* Outcomes beside UCX's own, which are above -101. */
+/* Outcomes of batches that are not UCX's; those are above -101. */
 enum {
 	SL_UCX_ABORTED = -1001,
 	SL_UCX_REVOKED = -1002,
 	SL_UCX_CLOSED = -1003,
 	SL_UCX_LOST = -1004,
-	SL_UCX_DENIED = -1005, /* a write to what is read-only */
-	SL_UCX_RANGE = -1006,
+	SL_UCX_DENIED = -1005, /* a write to read-only memory */
+	SL_UCX_RANGE = -1006,  /* beyond the memory */
 	SL_UCX_FAULT = -1007 /* memory that its own process cannot read, or cannot write to */
 };
 
@@ -32,23 +33,24 @@ struct sl_ucx_config {
 	const char *transports, *devices; /* UCX_TLS, UCX_NET_DEVICES; NULL: UCX's own choice */
 	const char *const *settings;	  /* name, value, name, value, NULL; or NULL */
 	uint32_t workers;
-	uint32_t batches; /* of a worker, a power of two */
-	uint32_t notifs;	  /* messages to one peer that it has not received */
-	uint64_t spin_ns;    /* how long a thread looks before it sleeps */
-	uint64_t grace_ns;   /* how old a message may be that lands unasked */
-	int wake_fd, control_fd; /* eventfds of the caller's */
+	uint32_t batches; /* most of a worker at a time, a power of two */
+	uint32_t notifs;  /* most notifications to one peer that its program has not received */
+	uint64_t spin_ns;  /* how long a worker's thread polls before it sleeps */
+	uint64_t grace_ns; /* older messages land only after the peer has confirmed them */
+	int wake_fd;	   /* eventfd: completions and notifications, while armed */
+	int control_fd;	   /* eventfd: control messages */
 };
 
 struct sl_ucx_context;
 struct sl_ucx_conn;
 
-/* why is the reason of a failure in words, cut at size. */
+/* On failure why is the reason in words, of at most size bytes. */
 int sl_ucx_open(const struct sl_ucx_config *c, struct sl_ucx_context **out, char *why, size_t size);
 
 /*
- * Ends threads, connections and memory. The rings stay until free. -ETIMEDOUT: a connection was not
- * closed, or UCX holds messages of one still, so the context stays, at rest. A later call tries
- * again.
+ * Ends threads, connections and memory. The rings stay until sl_ucx_free. -ETIMEDOUT: a connection
+ * was not closed, or UCX holds messages of one still, so the context stays, at rest. A later call
+ * tries again.
  */
 int sl_ucx_close(struct sl_ucx_context *c, uint64_t grace_ns);
 void sl_ucx_free(struct sl_ucx_context *c);
@@ -59,15 +61,19 @@ struct sl_ring *sl_ucx_ring(struct sl_ucx_context *c, uint32_t worker);
 const void *sl_ucx_address(struct sl_ucx_context *c, uint32_t worker, size_t *len);
 
 /*
- * Two words of the memory's provider: how many writes are under way, and the phase of what moves
- * its pages (0: nothing does, 2: it moves them). NULL: its pages are never moved.
+ * Two words by which C and the provider of memory exclude each other (package internal/hostmem):
+ * inside counts the writes into the memory; phase is 1 while the provider waits until none is
+ * inside, 2 while it replaces pages, and else 0. Both NULL: pages are never replaced.
  */
 struct sl_ucx_landings {
 	int64_t *inside;
 	int32_t *phase;
 };
 
-/* What messages may reach of a memory, in order; n of 0: all. Stays until sl_ucx_revoke is 0. */
+/*
+ * The ranges of a memory that messages may reach, in order; n of 0: all of it. The caller keeps
+ * them until sl_ucx_revoke has returned 0.
+ */
 struct sl_ucx_only {
 	const struct sl_ucx_extent {
 		uint64_t off, len;
@@ -75,55 +81,49 @@ struct sl_ucx_only {
 	uint64_t n;
 };
 
-/*
- * Makes memory known under a key of the caller's. Messages of peers reach it with the
- * ticket.
- */
+/* Registers memory under a key that the caller chooses. Messages reach it by the ticket. */
 int sl_ucx_map(struct sl_ucx_context *c, uint32_t key, void *base, uint64_t len, uint32_t flags,
 	       uint64_t ticket, struct sl_ucx_landings landings, struct sl_ucx_only only);
 
 /*
- * Ends the memory of a key: no message is admitted to it from now on, whatever it returns. 0:
- * nothing of ours works on the memory any more, and the key may be mapped again. -ETIMEDOUT: within
- * so many ns a thread of ours that works on some memory has not let go of it, as where its pages do
- * not come; call it again. It may run beside sl_ucx_close, and until sl_ucx_free.
+ * Ends the memory of a key. Whatever it returns, no message is admitted to it from now on. 0: no
+ * thread of this process accesses the memory any more, and the key may be mapped again. -ETIMEDOUT:
+ * a worker's lock was not free within ns, since its thread accesses some memory whose pages do not
+ * come: call it again. It may run beside sl_ucx_close, and until sl_ucx_free.
  */
 int sl_ucx_revoke(struct sl_ucx_context *c, uint32_t key, uint64_t ns);
 
-/* How many messages UCX has not yet put into the peer's queue. For tests. */
+/* How many messages of a connection UCX has not sent yet. For tests. */
 uint32_t sl_ucx_sends(struct sl_ucx_conn *n);
 
 /* The clock by which threads judge peers and messages: CLOCK_MONOTONIC, unless a test moved it. */
 uint64_t sl_ucx_now(void);
-/*
- * Moves the clock of all contexts on, and has the workers of this one look at once for what is late
- * by it. For tests.
- */
+/* Moves that clock on, and has the workers of this context look at once what is late. For tests. */
 void sl_ucx_elapse(struct sl_ucx_context *c, uint64_t ns);
 
-/* Makes our end of a connection; does not wait for the other. */
+/* Makes our end of a connection. It does not wait for the other end. */
 int sl_ucx_connect(struct sl_ucx_context *c, uint32_t worker, const void *address,
 		   struct sl_ucx_conn **out);
 uint64_t sl_ucx_id(struct sl_ucx_conn *n);
 
-/* The other end, and the grace of its context, are known. */
+/* Tells C the id of the other end, and the grace of its context. */
 void sl_ucx_bind(struct sl_ucx_conn *n, uint64_t peer, uint64_t grace_ns);
 
-/* Sends a control message. -EPIPE lost, -EBADF ended, -EAGAIN the peer does not take them. */
+/* Sends a control message. -EPIPE: lost; -EBADF: ended; -EAGAIN: the peer receives none now. */
 int sl_ucx_control(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
 
-/* Text of what UCX chose, cut at size. */
+/* Describes the transports that UCX chose for a connection, in at most size bytes. */
 void sl_ucx_lanes(struct sl_ucx_conn *n, char *text, size_t size);
 
-/* A peer's memory. */
+/* Makes a peer's memory known to a connection: batches name it by slot. */
 int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t ticket,
 		  uint32_t flags, uint32_t *slot);
 void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot);
 
 /*
- * Starts a batch: all of it or nothing. 0, or errno in the low 16 bits and the piece
- * above: EAGAIN no place for a batch or a message, ERANGE an unknown key or beyond its memory,
- * EROFS, EPIPE lost, EBADF ended. notif NULL: no message.
+ * Starts a batch, or nothing of it. Returns 0, or an errno in the low 16 bits and the piece above
+ * them. EAGAIN: no room for the batch or the notification; ERANGE: an unknown key, or beyond its
+ * memory; EROFS: a write to read-only memory; EPIPE: lost; EBADF: ended. notif NULL: none.
  */
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
 		      size_t count, const uint8_t *notif, size_t notif_len);
@@ -133,68 +133,70 @@ int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
 			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
 			    size_t notif_len);
 
-/* Sends a notification without a batch. -EAGAIN no room now; -EPIPE lost, -EBADF ended. */
+/* Sends a notification without a batch. -EAGAIN: no room now; -EPIPE: lost; -EBADF: ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);
 
 void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
 
-/* What a helper did. */
-#define SL_UCX_HELPED 1 /* something, and what ended by it woke no sleeper: the caller polls */
-#define SL_UCX_AGAIN 2	/* and there may be more to do */
+/* The result of sl_ucx_help. */
+#define SL_UCX_HELPED 1 /* it did something; batches that ended woke no poller, so poll now */
+#define SL_UCX_AGAIN 2	/* the batch has not ended: there may be more to do */
 
-/*
- * Moves the worker for a moment while the peer serves a batch. 0: there was nothing to do.
- */
+/* Steps the worker for a moment, for a caller that waits for a batch. 0: nothing was to do. */
 int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag);
 
 /*
- * Moves the workers that no thread has in hand, in the caller, which looks for completions and
- * messages without pause: their threads stand back meanwhile. sl_ucx_undrive when the
- * caller goes to sleep.
+ * A caller that polls for completions and messages without pause calls sl_ucx_drive each time: it
+ * steps each worker whose lock is free, and the workers' threads pause meanwhile. Before the caller
+ * sleeps it calls sl_ucx_undrive, and they go on.
  */
 void sl_ucx_drive(struct sl_ucx_context *c);
 void sl_ucx_undrive(struct sl_ucx_context *c);
 
 /*
- * No submissions from now on; what has not begun ends with SL_UCX_CLOSED. Waits for the
- * rest. -ETIMEDOUT: some is still under way; -EPIPE: and the peer has been silent for so long that
- * sl_ucx_end needs not wait.
+ * Accepts no submissions from now on. Batches of which nothing was sent end with SL_UCX_CLOSED, and
+ * it waits for the others. -ETIMEDOUT: some have not ended; -EPIPE: nor have they, but the peer has
+ * been silent for so long that sl_ucx_end ends them at once.
  */
 int sl_ucx_drain(struct sl_ucx_conn *n, uint64_t grace_ns);
 
 /*
- * All batches end with this outcome, and messages that still arrive are ignored. A write whose
- * bytes may be on their way ends once the other end would ask before it lands them; at once where
- * the other end is proven to be over: it has said so, or its process is dead.
+ * Ends all batches with this outcome, and ignores messages that still arrive. A write whose bytes
+ * may be on their way ends later: when they are so old that the other end would ask before it lands
+ * them. proven: the other end has said that it is over, or its process is dead; then all end now.
  */
 void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven);
 
 /*
- * How long ago the peer said anything, and for how long something waits for it. Both are 0 where it
- * is lost or not bound yet, and the first where nothing waits and its next ping is not late.
+ * heard_ns: the time since the peer's last message. waited_ns: the time for which something has
+ * been waiting for the peer. Both are 0 for a connection that is lost or not bound yet; heard_ns is
+ * 0 also while nothing waits and the peer's next ping is not late.
  */
 void sl_ucx_silence(struct sl_ucx_conn *n, uint64_t *heard_ns, uint64_t *waited_ns);
 
-/* The peer is lost for its silence. */
+/* Declares a silent peer lost. */
 void sl_ucx_give_up(struct sl_ucx_conn *n);
 
-/* Ends it, waits for its batches, and gives it back; n is gone. */
+/* Ends a connection, waits for its batches, and frees it: n is invalid afterwards. */
 void sl_ucx_disconnect(struct sl_ucx_conn *n, uint64_t grace_ns);
 
 /* A control message that arrived. */
 struct sl_ucx_arrived_control {
 	uint64_t conn;
 	uint32_t worker, len;
-	int lost; /* the peer was given up; no data. 2: and its end is over */
+	int lost; /* 1: no message, the peer is lost; 2: and its end is proven to be over */
 };
 
-/* Takes one, with at most SL_UCX_CONTROL_MAX bytes. 0: there is none. Only one thread at a time. */
+/*
+ * Takes a control message, of at most SL_UCX_CONTROL_MAX bytes. 0: there is none. Only one thread
+ * at a time.
+ */
 int sl_ucx_take_control(struct sl_ucx_context *c, struct sl_ucx_arrived_control *out,
 			uint8_t *data);
 
 /*
- * Takes the first message with data of a worker, of first_len bytes: the ring says whether there is
- * one. Returns whose end it was sent to. Only one thread at a time.
+ * Takes the first notification of a worker. The ring says whether there is one, and its length,
+ * first_len. Returns the id of the connection. Only one thread at a time.
  */
 uint64_t sl_ucx_take_notification(struct sl_ucx_context *c, uint32_t worker, uint8_t *data);
 

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the UCX side share; nothing here crosses into Go. */
+/*
+ * Declarations that the files of this directory share; none is called from Go.
+ *
+ * Variables have the same letter in all files: c a context, w a worker, n a connection, b a batch,
+ * r a record (a message with data that is not answered), p an outgoing message, m local memory, im
+ * a peer's memory, h the head of a message that arrived.
+ */
 #ifndef SLUICE_UCX_WORKER_H
 #define SLUICE_UCX_WORKER_H
 
@@ -18,8 +24,8 @@
 #define SL_UCX_QUANTUM (256u << 10) /* bytes moved by one hold of the lock */
 
 /*
- * A key. Read under the lock of any worker; changed by a thread that then takes each of
- * them once, so that no thread still works with what was before.
+ * A registered memory. Threads read it under the lock of any worker. A thread that changes it then
+ * takes the lock of each worker once: after that no thread works with the former value.
  */
 struct sl_ucx_memory {
 	_Atomic uint64_t ticket; /* 0: the key is free */
@@ -41,7 +47,7 @@ struct sl_ucx_import {
 	uint64_t dropped_at; /* order of the first batch that cannot use it */
 };
 
-/* A contiguous copy of a batch: neighbours are one. */
+/* Pieces of a batch that follow each other at both ends, and so are one range. */
 struct sl_ucx_run {
 	uint8_t *local;
 	uint64_t remote, len, done;
@@ -54,18 +60,19 @@ struct sl_ucx_batch {
 	struct sl_ucx_batch *prev, *next; /* of a connection, in order; or the free ones */
 	struct sl_ucx_conn *conn;
 	uint64_t tag, order;
-	int write, cancelled, issued;
+	int write, cancelled;
 	int32_t status, piece;
-	uint32_t outstanding; /* messages that are not answered */
-	uint32_t next_piece;  /* after run */
+	int issued; /* all of it was sent */
+	uint32_t outstanding; /* records: its messages that are not answered */
+	uint32_t next_piece;  /* the first behind run */
 	struct sl_pieces pieces;
 	struct sl_ucx_run run;
-	struct sl_ucx_message *tail; /* what follows the bytes */
+	struct sl_ucx_message *tail; /* the notification that follows the bytes, or NULL */
 };
 
 enum { SL_UCX_FREE, SL_UCX_WRITING, SL_UCX_READING };
 
-/* A message with data that is under way, until it was answered. */
+/* A message with data, from when it is sent until the peer has answered it. */
 struct sl_ucx_record {
 	struct sl_ucx_batch *batch; /* NULL: it has ended */
 	uint32_t seq;
@@ -78,9 +85,9 @@ struct sl_ucx_record {
 };
 
 /*
- * What becomes of a connection, in this order. Only an end that is OPEN takes batches. One that is
- * OPEN or DRAINING sends, and believes what it receives. Once ENDED no byte lands at our end for
- * it; batches whose bytes may still land at the other end stay until that is proved to be over.
+ * The states of our end of a connection, in this order. Only an OPEN one accepts batches. One that
+ * is OPEN or DRAINING sends, and handles what it receives. Once it has ENDED nothing that the peer
+ * sends lands here; batches whose bytes may still land at the peer stay until proven otherwise.
  */
 enum sl_ucx_state { SL_UCX_OPEN, SL_UCX_DRAINING, SL_UCX_BROKEN, SL_UCX_ENDED };
 
@@ -98,12 +105,13 @@ struct sl_ucx_conn {
 	uint64_t id, peer; /* ours; the other end's, 0 until bound */
 	ucp_ep_h handle;
 	enum sl_ucx_state state;
-	int32_t why;  /* it ended */
-	int failed;   /* UCX says so, or the worker goes */
-	int proven;   /* the other end is over, too */
-	uint64_t stamp;		    /* the last that came */
-	uint64_t heard;		    /* when, ns */
-	uint64_t last_out, calm;    /* ns; calm: when nothing waited for the peer */
+	int32_t outcome; /* of batches, once ENDED */
+	int failed;	 /* UCX reported an error of the endpoint, or the worker goes */
+	int proven;	 /* the other end is over, too */
+	uint64_t stamp;	 /* the peer's clock in its last message */
+	uint64_t heard;	 /* when that came, ns */
+	uint64_t last_out; /* when our last message went out, ns */
+	uint64_t idle_at;  /* when nothing waited for the peer the last time we looked, ns */
 	/* Ages, in ns; see ages.c. */
 	/* what the peer lands later than that after its stamp, it asks us about */
 	uint64_t lease;
@@ -119,9 +127,9 @@ struct sl_ucx_conn {
 	ucs_status_ptr_t flush;	    /* request of the flush before the end of handle */
 	int flushed;		    /* it is over */
 	ucs_status_ptr_t closing;   /* request of the end of handle, which is NULL then */
-	/* Messages that UCX has not let go of; pings; those of records. */
-	uint32_t sends, pings, carried;
-	uint64_t answers;	    /* bytes of them that peers have asked for */
+	/* Messages that UCX has not sent yet: all, pings, and those with data of a batch. */
+	uint32_t sends, pings, data_sends;
+	uint64_t answers; /* bytes of answers to the peer's reads, likewise */
 	/* As the initiator: */
 	struct sl_ucx_batch live; /* ring, in order; those not issued come last */
 	struct sl_ucx_batch *head; /* the first that is not issued, or &live */
@@ -132,13 +140,13 @@ struct sl_ucx_conn {
 	struct sl_ucx_record records[SL_UCX_WINDOW];
 	uint32_t credit;
 	int starved; /* a submission was refused for want of credit */
-	/* credit not yet given back; messages for which that is to be done at once */
-	uint32_t owed, impatient;
+	uint32_t credit_owed;	/* for messages that were taken: to be given back */
+	uint32_t credit_urgent; /* for so many more messages it gets the credit back at once */
 	/* As the owner: */
 	int rx_failed; /* a piece of the batch that arrives */
 	uint32_t unread; /* messages that Go has not taken */
 	uint32_t controls; /* control messages alike */
-	struct sl_ucx_post *loss; /* tells Go of the loss, also when there is no memory */
+	struct sl_ucx_post *loss; /* made in advance: reports the loss even without memory */
 };
 
 /* A message that waits for Go. */
@@ -157,24 +165,21 @@ struct sl_ucx_worker {
 	int has_thread;
 	pthread_mutex_t lock;
 	pthread_cond_t news;  /* a batch ended, a send is over */
-	atomic_uint waiting;  /* for the lock: a thread that comes back at once lets them in */
-	atomic_uint turns;    /* of its holders */
-	atomic_uint drives;   /* calls that moved the worker for the thread, which stands back */
+	atomic_uint waiting;  /* threads that wait for the lock: sl_ucx_yield_lock lets them in */
+	atomic_uint turns;    /* how often the lock was taken */
+	atomic_uint drives;   /* calls that stepped the worker in place of the thread */
 	/* the holder of the lock polls afterwards: no need to wake the poller */
 	int polled;
-	/* there is work since the thread last looked; it looks before it arms */
-	int pending;
-	int asleep;	      /* armed, and at or before its sleep */
-	/* something waits for pages that are being moved: look again in a moment */
-	int stalled;
-	/* not armed: the driving caller goes on, or the thread takes over in a moment */
-	int standing_back;
+	int pending; /* work came since the thread last looked, so it does not sleep */
+	int asleep;  /* the thread has armed the worker, and sleeps or is about to */
+	int stalled; /* held messages wait for pages that are being replaced: the thread polls */
+	int standing_back; /* the thread pauses, not armed, while a caller steps the worker */
 	uint64_t ticked;
 	struct sl_ucx_conn **conns; /* by the low bits of their id */
 	uint32_t conns_len, conns_live;
 	struct sl_ucx_conn *closing_conns;
 	struct sl_ucx_batch *batches, *free;
-	uint64_t live; /* batches under way */
+	uint64_t batches_live; /* batches that have not ended */
 	struct sl_ucx_message *small, *large; /* free ones */
 	struct sl_ucx_inbox controls, notifs;
 	uint32_t hellos; /* of controls: those from senders that are not known */
@@ -203,12 +208,12 @@ void *sl_ucx_progress(void *worker);
 void sl_ucx_wake_thread(struct sl_ucx_worker *w);
 void sl_ucx_wake_poller(struct sl_ucx_worker *w); /* the poller, if it is armed */
 /*
- * Moves the worker until a request is over, letting go of the lock meanwhile, and gives it back.
- * -ETIMEDOUT: it is not over; finish gives it back all the same.
+ * Both progress UCX until a request of it is over, letting go of the lock meanwhile, and free the
+ * request. -ETIMEDOUT: it is not over; await keeps it then, finish frees it all the same.
  */
 int sl_ucx_finish(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns);
 int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns);
-/* One call of progress and a piece of what is to be moved; 0: nothing was found. */
+/* One call of UCX's progress, and a quantum of each connection's batches. 0: nothing to do. */
 unsigned sl_ucx_step(struct sl_ucx_worker *w);
 /* Waits for news. -ETIMEDOUT. */
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
@@ -217,8 +222,8 @@ int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
 struct sl_ucx_memory *sl_ucx_find(struct sl_ucx_context *c, uint32_t key); /* NULL: unknown */
 void *sl_ucx_grow(void *table, uint32_t *len, size_t entry);
 /*
- * Around each write into memory: no Renew of it runs meanwhile. 0: one moves pages just now; then
- * the write is tried again later, by its thread in a moment if w->stalled is set.
+ * Called around each write into memory, so that its provider replaces no pages meanwhile. enter
+ * returns 0 while it does: try the write later. With w->stalled set the thread does so soon.
  */
 int sl_ucx_enter(struct sl_ucx_memory *m);
 void sl_ucx_leave(struct sl_ucx_memory *m);
@@ -233,19 +238,20 @@ void sl_ucx_leave_table(struct sl_ucx_conn *n);
 void sl_ucx_free_conn(struct sl_ucx_conn *n);
 
 /* end.c; under the lock */
-void sl_ucx_lose(struct sl_ucx_conn *n); /* tells Go, once */
-/* the other end is over, too */
+void sl_ucx_lose(struct sl_ucx_conn *n); /* the peer is lost; tells Go, once */
+/* The other end is proven to be over. */
 void sl_ucx_note_proof(struct sl_ucx_conn *n);
 int sl_ucx_refusal(const struct sl_ucx_conn *n); /* why it takes no batches: EBADF, EPIPE, or 0 */
-/* whether it sends, and believes what it receives */
+/* Whether it sends, and handles what it receives. */
 int sl_ucx_is_up(const struct sl_ucx_conn *n);
-/* judge: silence is the peers' */
+/* judge: this process did run, so peers that are silent are so themselves. */
 void sl_ucx_tick(struct sl_ucx_worker *w, uint64_t now, int judge);
-/* Ends those that UCX did not let go of before, as far as it does now. How many stay. */
+/* Frees ended connections that UCX lets go of by now. Returns how many are left. */
 int sl_ucx_finish_closing(struct sl_ucx_worker *w, uint64_t deadline);
 /*
- * Ends the endpoints that stay, whatever their peers have not read. Nobody may move the worker
- * behind that, but destroy it (see close_endpoint). How many stay, since UCX keeps our messages.
+ * Ends the endpoints that stay, whatever their peers have not read. Nobody may progress the worker
+ * behind that, but destroy it (see close_endpoint). Returns how many stay, since UCX keeps our
+ * messages.
  */
 int sl_ucx_cut(struct sl_ucx_worker *w);
 
@@ -253,29 +259,29 @@ int sl_ucx_cut(struct sl_ucx_worker *w);
 /* NULL: no memory */
 struct sl_ucx_message *sl_ucx_new_message(struct sl_ucx_worker *w, size_t body);
 void sl_ucx_free_message(struct sl_ucx_worker *w, struct sl_ucx_message *p);
-/* Sends its head and len bytes of its body. Takes the message over, whatever comes of it. */
+/* Sends the head and len bytes of the body. The message is UCX's then, also after a failure. */
 void sl_ucx_send(struct sl_ucx_conn *n, struct sl_ucx_message *p);
 /* One without data. NULL: the connection is over, or now lost, since the peer waits for it. */
 struct sl_ucx_message *sl_ucx_new_notice(struct sl_ucx_conn *n, uint8_t type);
-/* 1: the peer asks for more than it takes, and is lost now */
+/* 1: the peer asks for more than it receives, and is lost now. */
 int sl_ucx_lose_backlogged(struct sl_ucx_conn *n);
-/* UCX keeps more messages than a peer that takes them leaves there */
+/* Whether UCX has more unsent messages than there are for a peer that receives. */
 int sl_ucx_has_backlog(const struct sl_ucx_conn *n);
 void sl_ucx_forget_held(struct sl_ucx_conn *n);
 /* sends a notice with a value */
 void sl_ucx_send_value(struct sl_ucx_conn *n, uint8_t type, uint64_t value);
 void sl_ucx_ping(struct sl_ucx_conn *n);
-void sl_ucx_resume(struct sl_ucx_worker *w); /* what is stalled */
+void sl_ucx_resume(struct sl_ucx_worker *w); /* handles stalled messages */
 ucs_status_t sl_ucx_arrived(void *worker, const void *head, size_t head_len, void *data, size_t len,
 			    const ucp_am_recv_param_t *param);
 
 /* ages.c; under the lock */
 void sl_ucx_begin_ages(struct sl_ucx_conn *n, uint64_t grace_ns); /* of the other end */
-/* How long ago the peer at least wanted a message to land; more than n->limit: it must be asked. */
+/* An upper bound of a message's age. If it exceeds n->limit the peer must confirm the message. */
 uint64_t sl_ucx_age(const struct sl_ucx_conn *n, const struct sl_ucx_head *h, uint64_t now);
-void sl_ucx_doubt(struct sl_ucx_conn *n);				  /* asks the peer */
-void sl_ucx_vouch(struct sl_ucx_conn *n, const struct sl_ucx_head *h);	  /* answers it */
-void sl_ucx_vouched(struct sl_ucx_conn *n, const struct sl_ucx_head *h); /* takes the answer */
+void sl_ucx_ask_confirm(struct sl_ucx_conn *n);				  /* asks the peer */
+void sl_ucx_confirm(struct sl_ucx_conn *n, const struct sl_ucx_head *h);	  /* answers it */
+void sl_ucx_confirmed(struct sl_ucx_conn *n, const struct sl_ucx_head *h); /* takes the answer */
 
 /* inbox.c; under the lock */
 /* -ENOMEM: it is dropped. */
@@ -292,18 +298,18 @@ void sl_ucx_return_credit(struct sl_ucx_conn *n); /* gives the credit back */
 /* batch.c; under the lock */
 void sl_ucx_end_batches(struct sl_ucx_conn *n); /* all of them, with the status that they have */
 void sl_ucx_fail(struct sl_ucx_batch *b, int32_t status, int32_t piece);
-void sl_ucx_settle(struct sl_ucx_batch *b); /* ends it when all of it is over */
-/* what of it has not begun does not begin */
+void sl_ucx_end_if_over(struct sl_ucx_batch *b); /* nothing is outstanding, all sent or failed */
+/* Sends nothing more of a batch. A write ends when what was sent is answered. */
 void sl_ucx_cancel_batch(struct sl_ucx_batch *b, int32_t status);
-/* of the batches in order; whether anything moved */
-int sl_ucx_move(struct sl_ucx_conn *n, uint64_t bytes);
+/* Sends up to so many bytes of the batches, in order. Whether anything was sent. */
+int sl_ucx_send_batches(struct sl_ucx_conn *n, uint64_t bytes);
 
 /* move.c; under the lock */
 void sl_ucx_acknowledged(struct sl_ucx_conn *n, const struct sl_ucx_head *h);
 void sl_ucx_detach(struct sl_ucx_batch *b);
 void sl_ucx_request_ack(struct sl_ucx_conn *n);
 /* 1: more is left; 0: all was sent; -EAGAIN: the window is full */
-int sl_ucx_move_batch(struct sl_ucx_batch *b, uint64_t *bytes);
+int sl_ucx_send_batch(struct sl_ucx_batch *b, uint64_t *bytes);
 /* -EAGAIN: later, the pages of our memory are being moved. */
 int sl_ucx_answered(struct sl_ucx_conn *n, const struct sl_ucx_head *h, const void *data,
 		    size_t len);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches: from submit to their end. */
+/* The ends of batches, and the records and memories that a batch holds until then. */
 #define _GNU_SOURCE
 #include "pair.h"
 
@@ -11,7 +11,7 @@ void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece)
 	}
 }
 
-static int lists(const struct sl_verbs_batch *b, const struct sl_verbs_memory *m)
+static int is_listed(const struct sl_verbs_batch *b, const struct sl_verbs_memory *m)
 {
 	for (uint32_t i = 0; i < b->memories_len; i++)
 		if (b->memories[i] == m)
@@ -21,35 +21,36 @@ static int lists(const struct sl_verbs_batch *b, const struct sl_verbs_memory *m
 
 void sl_verbs_hold_memory(struct sl_verbs_batch *b, struct sl_verbs_memory *m)
 {
-	if (lists(b, m))
+	if (is_listed(b, m))
 		return;
 	m->users++;
 	if (b->memories_len < SL_VERBS_LISTED)
 		b->memories[b->memories_len++] = m;
 	else
-		b->runs_held++;
+		b->unlisted_holds++;
 }
 
 void sl_verbs_release_memories(struct sl_verbs_context *c, struct sl_verbs_batch *b)
 {
 	uint32_t key = 0;
 
-	for (uint32_t i = 0; b->runs_held; i++) { /* in the order in which submit held them */
+	/* The same runs of one key as in submit's check, which held each that is not listed. */
+	for (uint32_t i = 0; b->unlisted_holds; i++) {
 		uint32_t before = key;
 		struct sl_verbs_memory *m;
 
 		key = sl_piece(&b->pieces, i).local_key;
 		m = i == 0 || key != before ? sl_verbs_find(c, key) : NULL;
-		if (m && !lists(b, m)) {
+		if (m && !is_listed(b, m)) {
 			m->users--;
-			b->runs_held--;
+			b->unlisted_holds--;
 		}
 	}
 	while (b->memories_len)
 		b->memories[--b->memories_len]->users--;
 }
 
-/* It is not to be done any more. r is in no list. */
+/* Forgets a record that will not be posted again. It is in no list. */
 void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r)
 {
 	struct sl_verbs_batch *b = r->batch;
@@ -62,8 +63,8 @@ void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r)
 		b->open--;
 }
 
-/* Those of a list that are of this batch. */
-static void drop_from(struct sl_verbs_list *l, struct sl_verbs_batch *b)
+/* Takes the records of a batch out of a list. */
+static void drop_records_of(struct sl_verbs_list *l, struct sl_verbs_batch *b)
 {
 	struct sl_verbs_list all = *l;
 	struct sl_verbs_record *r;
@@ -77,26 +78,26 @@ static void drop_from(struct sl_verbs_list *l, struct sl_verbs_batch *b)
 	}
 }
 
-void sl_verbs_drop_records(struct sl_verbs_batch *b)
+void sl_verbs_drop_waiting_records(struct sl_verbs_batch *b)
 {
-	if (b->conn->again.first)
-		drop_from(&b->conn->again, b);
+	if (b->conn->repost.first)
+		drop_records_of(&b->conn->repost, b);
 	if (b->conn->resend.first)
-		drop_from(&b->conn->resend, b);
+		drop_records_of(&b->conn->resend, b);
 }
 
-void sl_verbs_forget_records(struct sl_verbs_conn *n)
+void sl_verbs_drop_all_records(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_record *r;
 
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++)
-		while (n->pairs[i] && (r = sl_verbs_pop(&n->pairs[i]->held)) != NULL)
+		while (n->pairs[i] && (r = sl_verbs_pop(&n->pairs[i]->unproved)) != NULL)
 			sl_verbs_drop_record(n, r);
-	while ((r = sl_verbs_pop(&n->again)) != NULL)
+	while ((r = sl_verbs_pop(&n->repost)) != NULL)
 		sl_verbs_drop_record(n, r);
 	while ((r = sl_verbs_pop(&n->resend)) != NULL)
 		sl_verbs_drop_record(n, r);
-	n->held = 0;
+	n->unproved = 0;
 }
 
 static void end(struct sl_verbs_batch *b)
@@ -108,7 +109,7 @@ static void end(struct sl_verbs_batch *b)
 	sl_verbs_unqueue_notif(b);
 	sl_verbs_release_memories(c, b);
 	sl_ring_put(c->ring,
-		    (struct sl_done){b->tag, b->status, sl_piece_told(&b->pieces, b->piece)});
+		    (struct sl_done){b->tag, b->status, sl_reported_piece(&b->pieces, b->piece)});
 	if (n->head == b)
 		n->head = b->next;
 	b->prev->next = b->next;
@@ -118,15 +119,15 @@ static void end(struct sl_verbs_batch *b)
 	b->next = t->free;
 	t->free = b;
 	t->live--;
-	if (n->graves)
-		sl_verbs_reap(n);
+	if (n->dropped_imports)
+		sl_verbs_free_dropped_imports(n);
 	if (n->closed)
 		pthread_cond_broadcast(&c->news);
 	if (!t->polled)
 		sl_verbs_wake_poller(c);
 }
 
-void sl_verbs_settle_batch(struct sl_verbs_batch *b)
+void sl_verbs_end_if_over(struct sl_verbs_batch *b)
 {
 	if (b->open == 0 && (b->status != 0 || (sl_verbs_begun(b) && !b->notif)))
 		end(b);
@@ -136,16 +137,17 @@ void sl_verbs_give_up_batch(struct sl_verbs_batch *b, int32_t status, int32_t pi
 {
 	sl_verbs_fail(b, status, piece);
 	sl_verbs_unqueue_notif(b);
-	sl_verbs_drop_records(b);
-	sl_verbs_settle_batch(b);
+	sl_verbs_drop_waiting_records(b);
+	sl_verbs_end_if_over(b);
 }
 
 /*
- * A key that is over may be the peer's end: a process that is killed loses its memory before its
- * queue pairs. A batch that fails for it ends once the peer has answered for the queue pair that
- * said so, the doubt, or is lost itself.
+ * The peer's NIC refused a key. Usually the peer revoked it. But a process that is killed loses its
+ * memory before its queue pairs, so the peer may be dying. Until that is known the batch has a
+ * doubt: the queue pair that reported the refusal. sl_verbs_resolve_doubt ends it: the peer has
+ * answered for that queue pair (the batch ends as revoked), or is lost (it ends as lost).
  */
-void sl_verbs_key_over(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, int32_t piece)
+void sl_verbs_key_refused(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, int32_t piece)
 {
 	if (doubt && b->status == 0) {
 		b->doubt = doubt;
@@ -154,7 +156,7 @@ void sl_verbs_key_over(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, in
 	sl_verbs_give_up_batch(b, SL_VERBS_REVOKED, piece);
 }
 
-void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l)
+void sl_verbs_resolve_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l)
 {
 	for (uint32_t i = 0; i < n->imports_len; i++)
 		if (n->imports[i] && (!l || n->imports[i]->doubt == l))
@@ -169,11 +171,11 @@ void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l
 			b->status = SL_VERBS_LOST;
 			b->piece = -1;
 		}
-		sl_verbs_settle_batch(b);
+		sl_verbs_end_if_over(b);
 	}
 }
 
-static int waits_in(const struct sl_verbs_list *l, const struct sl_verbs_batch *b)
+static int has_record_of(const struct sl_verbs_list *l, const struct sl_verbs_batch *b)
 {
 	for (const struct sl_verbs_record *r = l->first; r; r = r->next)
 		if (r->batch == b)
@@ -186,6 +188,7 @@ void sl_verbs_cancel_batch(struct sl_verbs_batch *b, int32_t status)
 	struct sl_verbs_conn *n = b->conn;
 
 	b->cancelled = 1;
-	if (!sl_verbs_begun(b) || b->notif || waits_in(&n->again, b) || waits_in(&n->resend, b))
+	if (!sl_verbs_begun(b) || b->notif || has_record_of(&n->repost, b) ||
+	    has_record_of(&n->resend, b))
 		sl_verbs_give_up_batch(b, status, -1);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What comes back: requests that are done, and those that are not. */
+/* Completions: of requests that are done, and of those that failed. */
 #include "pair.h"
 
 #include <errno.h>
@@ -7,7 +7,8 @@
 /* Completions taken from a queue at a time, and under one hold of the lock. */
 #define HANDFUL 32
 #define ENOUGH 256
-/* It was done. r is in no list. */
+
+/* Counts a request as done and forgets it. It is in no list. */
 void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 {
 	struct sl_verbs_conn *n = l->conn;
@@ -26,7 +27,7 @@ void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 		sl_verbs_drop_frame(n, r);
 		break;
 	case SL_VERBS_CREDIT:
-		n->telling = 0;
+		n->credit_posted = 0;
 		sl_verbs_drop_frame(n, r);
 		if (!n->ended)
 			sl_verbs_send_credit(n);
@@ -40,15 +41,15 @@ void sl_verbs_done(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 	sl_verbs_recycle(n->context, r);
 	if (b) {
 		b->open--;
-		sl_verbs_settle_batch(b);
+		sl_verbs_end_if_over(b);
 	}
 }
 
-/* The fault is the request's, and not the queue pair's: what its batch ends with, or 0. */
+/* The status of the batch where the request is at fault and not the queue pair; else 0. */
 static int32_t own_fault(enum ibv_wc_status status)
 {
 	switch (status) {
-	case IBV_WC_REM_ACCESS_ERR: /* within its bounds: so the key is over */
+	case IBV_WC_REM_ACCESS_ERR: /* submit has checked the bounds: the key was refused */
 		return SL_VERBS_REVOKED;
 	case IBV_WC_LOC_LEN_ERR:
 	case IBV_WC_LOC_PROT_ERR:
@@ -60,7 +61,7 @@ static int32_t own_fault(enum ibv_wc_status status)
 	}
 }
 
-/* The first request of a queue pair that failed. */
+/* Fails the batch of the first request of a queue pair that failed, if that is at fault. */
 static void blame(struct sl_verbs_pair *l, struct sl_verbs_record *r, enum ibv_wc_status status)
 {
 	struct sl_verbs_batch *b = r->batch;
@@ -74,8 +75,8 @@ static void blame(struct sl_verbs_pair *l, struct sl_verbs_record *r, enum ibv_w
 
 		if (!im->expired)
 			im->doubt = l;
-		im->expired = 1; /* it would break one queue pair after the other */
-		sl_verbs_key_over(b, im->doubt, (int32_t)r->piece);
+		im->expired = 1; /* else its requests would break one queue pair after the other */
+		sl_verbs_key_refused(b, im->doubt, (int32_t)r->piece);
 		return;
 	}
 	/* It ends later: r is still to be settled. */
@@ -97,7 +98,7 @@ static void take_send(const struct ibv_wc *wc)
 	} else {
 		if (l->state != SL_VERBS_DRAINING)
 			blame(l, r, wc->status);
-		sl_verbs_hold_record(l, r); /* before those that were not even posted */
+		sl_verbs_record_unproved(l, r); /* before the unposted ones, as in their order */
 		sl_verbs_fail_pair(l, (int32_t)wc->status);
 	}
 	if (l->state == SL_VERBS_DRAINING && !l->posted.first)

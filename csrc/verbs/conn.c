@@ -163,10 +163,10 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 }
 
 /*
- * Marks the batch of a write or a message whose completion did not come back as ended with status,
- * whatever outcome it had: the peer may still receive the request.
+ * Sets the status of the batch of a write or a message that did not complete, whatever status it
+ * had: the peer may still receive the request.
  */
-static void doubt(struct sl_verbs_record *r, int32_t status)
+static void end_unproven(struct sl_verbs_record *r, int32_t status)
 {
 	struct sl_verbs_batch *b = r->batch;
 
@@ -183,11 +183,12 @@ static void end_batches(struct sl_verbs_conn *n, int32_t status)
 	    status == SL_VERBS_LOST ? SL_VERBS_LOST_UNPROVEN : SL_VERBS_CLOSED_UNPROVEN;
 
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS && !n->proved; i++)
-		for (struct sl_verbs_record *r = n->pairs[i] ? n->pairs[i]->held.first : NULL; r;
-		     r = r->next)
-			doubt(r, unproven);
-	sl_verbs_forget_records(n);
-	sl_verbs_clear_doubt(n, NULL);
+		for (struct sl_verbs_record *r =
+			 n->pairs[i] ? n->pairs[i]->unproved.first : NULL;
+		     r; r = r->next)
+			end_unproven(r, unproven);
+	sl_verbs_drop_all_records(n);
+	sl_verbs_resolve_doubt(n, NULL);
 	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
 		next = b->next;
 		sl_verbs_give_up_batch(b, status, -1);

@@ -5,23 +5,23 @@
 
 #include <errno.h>
 
-/* How long a queue pair that the device keeps is left alone before it is to end once more. */
+/* How long to wait after ibv_destroy_qp has failed before the next attempt. */
 #define AGAIN_NS 200000000u
 
-/* Of so many looks of sl_verbs_watch that are late one counts. */
+/* One late look of sl_verbs_watch in so many counts. */
 #define LATE_MAX 8
 
-/* What destroying the device's queue pair has come to, which ours has no more. Under the lock. */
+/* Notes the outcome of ibv_destroy_qp: on success l has no qp any more. Under the lock. */
 static int destroyed(struct sl_verbs_pair *l, struct ibv_qp *qp, int error)
 {
-	l->kept = qp ? sl_verbs_ended(l->port, error) : 0;
-	l->qp = l->kept ? qp : NULL;
-	return -l->kept;
+	l->destroy_error = qp ? sl_verbs_ended(l->port, error) : 0;
+	l->qp = l->destroy_error ? qp : NULL;
+	return -l->destroy_error;
 }
 
 /*
- * Nothing comes back of it any more. Without a queue pair nothing goes out or lands either; while
- * the device keeps it, nothing that was posted is over.
+ * The queue pair reports no more completions: destroys it, after which nothing goes out or lands
+ * over it. While the device refuses that, nothing that was posted is over.
  */
 static void give_up_queue_pair(struct sl_verbs_pair *l)
 {
@@ -32,7 +32,7 @@ static void give_up_queue_pair(struct sl_verbs_pair *l)
 		l->deadline = sl_verbs_now() + AGAIN_NS;
 		return;
 	}
-	sl_verbs_hold_posted(l);
+	sl_verbs_posted_unproved(l);
 	sl_verbs_pair_drained(l);
 }
 
@@ -56,9 +56,8 @@ void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
 	uint64_t beat = c->config.stall_ns / SL_VERBS_WATCHES;
 	struct sl_verbs_traffic *t = c->traffic;
 	/*
-	 * A late look shows that this process stood still: that time is no silence of a device.
-	 * Where looks are late again and again the machine is as it is: then some count, so that no
-	 * wait is for ever.
+	 * A late look shows that this process did not run, so the device need not have been silent.
+	 * On a machine where all looks are late one in LATE_MAX counts, so that each wait ends.
 	 */
 	int late = now - t->watched > 4 * beat;
 
@@ -74,36 +73,36 @@ void sl_verbs_watch(struct sl_verbs_context *c, uint64_t now)
 
 			if (!l || !l->posted.first)
 				continue;
-			if (l->returned != l->watched || !l->still) {
-				l->watched = l->returned;
-				l->still = 1;
-			} else if (!late && l->still++ >= SL_VERBS_WATCHES) {
+			if (l->returned != l->returned_before || !l->idle_looks) {
+				l->returned_before = l->returned;
+				l->idle_looks = 1;
+			} else if (!late && l->idle_looks++ >= SL_VERBS_WATCHES) {
 				sl_verbs_fail_pair(l, IBV_WC_RESP_TIMEOUT_ERR);
 			}
 		}
 }
 
-/* Until nothing is posted on it any more, or the device keeps its queue pair. Under the lock. */
+/* Waits until nothing is posted, or the device refuses to destroy it. Under the lock. */
 static int drain(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_context *c = l->conn->context;
 
 	sl_verbs_fail_pair(l, 0);
-	if (l->kept) {
+	if (l->destroy_error) {
 		if (l->state == SL_VERBS_DRAINING) /* once more */
 			give_up_queue_pair(l);
-		return -l->kept;
+		return -l->destroy_error;
 	}
-	while (l->state == SL_VERBS_DRAINING && !l->kept) {
+	while (l->state == SL_VERBS_DRAINING && !l->destroy_error) {
 		sl_verbs_step(c);
 		sl_verbs_tick(c, sl_verbs_now());
-		if (l->state == SL_VERBS_DRAINING && !l->kept)
+		if (l->state == SL_VERBS_DRAINING && !l->destroy_error)
 			(void)sl_verbs_wait(c, sl_verbs_now() + 200000);
 	}
-	return -l->kept;
+	return -l->destroy_error;
 }
 
-/* Under the lock, of which it lets go: the queue pair is drained. */
+/* Destroys a drained queue pair. Called under the lock, which it lets go meanwhile. */
 static int destroy(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_context *c = l->conn->context;
@@ -135,7 +134,7 @@ int sl_verbs_finish_pair(struct sl_verbs_pair *l)
 		sl_verbs_unlock(c);
 		return -EBUSY;
 	}
-	l->quiet = 1;
+	l->awaited = 1;
 	if (l->news) { /* the caller knows */
 		l->news = 0;
 		c->traffic->news--;
@@ -143,8 +142,8 @@ int sl_verbs_finish_pair(struct sl_verbs_pair *l)
 	rc = drain(l);
 	if (rc == 0 || l->state == SL_VERBS_FAILED)
 		rc = destroy(l);
-	l->quiet = 0;
-	sl_verbs_pump_queued(c); /* what was to go over it may go over others */
+	l->awaited = 0;
+	sl_verbs_pump_queued(c); /* others may take its requests */
 	sl_verbs_unlock(c);
 	return rc;
 }

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
-static void tell(struct sl_verbs_port *p, uint32_t news)
+static void report(struct sl_verbs_port *p, uint32_t news)
 {
 	p->context->traffic->news += !p->pairs->news;
 	if (p->pairs->news != SL_VERBS_DEVICE_GONE)
@@ -28,7 +28,7 @@ static void lose(struct sl_verbs_port *p)
 	/* Readable for ever, when its driver is gone. */
 	(void)epoll_ctl(p->context->traffic->epoll_fd, EPOLL_CTL_DEL, p->channel->fd, NULL);
 	fail_pairs(p);
-	tell(p, SL_VERBS_DEVICE_GONE);
+	report(p, SL_VERBS_DEVICE_GONE);
 }
 
 static void pump_all(struct sl_verbs_context *c)
@@ -62,13 +62,13 @@ static void heed(struct sl_verbs_port *p, const struct ibv_async_event *e, uint3
 		if (e->element.port_num != p->config.port)
 			break;
 		p->down = 1;
-		tell(p, SL_VERBS_PORT_DOWN);
+		report(p, SL_VERBS_PORT_DOWN);
 		break;
 	case IBV_EVENT_PORT_ACTIVE:
 		if (e->element.port_num != p->config.port)
 			break;
 		p->down = 0;
-		tell(p, SL_VERBS_PORT_UP);
+		report(p, SL_VERBS_PORT_UP);
 		pump_all(p->context);
 		break;
 	default:

@@ -10,34 +10,37 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Done is the end of a batch.
+// Done says how a batch ended.
 type Done = ring.Done
 
 // Config says how to open a Context.
 type Config struct {
 	BatchesMax int    // submitted and not polled; a power of two
 	NotifyMax  int    // messages of one connection, on their way or not received
-	ConnsMax   int    // connections that may receive
+	ConnsMax   int    // connections over which peers may send messages
 	Depth      int    // work requests under way on a queue pair
 	SliceMax   uint64 // bytes of one work request
 	FlightMax  uint64 // bytes under way on a queue pair: what a cancel waits for
-	SpinNanos  uint64 // how long the thread looks before it sleeps
-	// a queue pair over which nothing comes back for so long has failed; 0: it may take for ever
+	SpinNanos  uint64 // how long the thread polls before it sleeps
+	WakeFD     int    // an eventfd, written for completions and messages while armed
+	ControlFD  int    // an eventfd, written for each News
+
+	// StallNanos is the time after which a queue pair has failed that has requests posted and
+	// completes none. 0: without limit.
 	StallNanos uint64
-	WakeFD     int // an eventfd for completions and messages, when armed
-	ControlFD  int // an eventfd for news
 }
 
 // RailConfig says how to open a rail: a port of a device.
 type RailConfig struct {
-	Device       string // as "mlx5_0"
-	Port, GID    int    // numbers; the GID's is its index
-	MTU          int    // enum ibv_mtu at most; 0: the port's
-	Timeout      int    // of an acknowledgement: 4.096 us << Timeout
-	Retries      int    // 0 to 6
+	Device       string // its name, such as "mlx5_0"
+	Port         int    // number of the port
+	GID          int    // index in the port's table of GIDs
+	MTU          int    // the largest to use, as enum ibv_mtu; 0: the port's
+	Timeout      int    // an acknowledgement may take 4.096 us << Timeout
+	Retries      int    // of an unacknowledged packet, 0 to 6
 	Level        int    // service level
-	TrafficClass int    // of the global route
-	EntriesMax   int    // of local memory in one work request; 0: as many as the device takes
+	TrafficClass int    // in the global route header
+	EntriesMax   int    // most scatter-gather entries of a work request; 0: the device's limit
 }
 
 // Rail is what a rail can do.
@@ -50,14 +53,14 @@ type Rail struct {
 
 // Counters are counted since a rail was opened.
 type Counters struct {
-	BytesOut, BytesIn uint64 // by writes, by reads; those that were acknowledged
-	Requests          uint64
+	BytesOut, BytesIn uint64 // acknowledged bytes of writes and of reads
+	Requests          uint64 // work requests that were posted
 	Again             uint64 // requests posted once more after they failed on this rail
-	Failures          uint64 // of its queue pairs
-	InFlight          uint64 // bytes, now
+	Failures          uint64 // queue pairs that failed
+	InFlight          uint64 // bytes that are posted now; the one value that also falls
 }
 
-// End is one end of a queue pair, as the other end needs it.
+// End is what one end of a queue pair must know of the other to connect to it.
 type End struct {
 	QueuePair, Packet     uint32
 	LID                   uint16
@@ -69,10 +72,10 @@ type End struct {
 type Import struct {
 	Base, Size uint64
 	ReadOnly   bool
-	RemoteKeys []uint32 // for each queue pair; 0: not reachable over it
+	RemoteKeys []uint32 // the rkey for each queue pair; 0: not reachable over it
 }
 
-// Notif is a message that followed its data.
+// Notif is a message that arrived, behind the data that it follows.
 type Notif struct {
 	Conn uint64
 	Data []byte
@@ -87,13 +90,14 @@ const (
 	DeviceGone = 5
 )
 
-// News is what the driver of the connections must know of.
+// News is a change of a queue pair, a port or a device. The caller of this package, backends/rdma,
+// reacts to it: it connects new queue pairs.
 type News struct {
-	Conn   uint64 // 0: of a rail
-	Kind   int
+	Conn   uint64 // the connection of Pair; 0: it is news of Rail
+	Kind   int    // PairLive to DeviceGone
 	Pair   int
 	Rail   int
-	Status int32 // of the completion that failed a queue pair, for Status
+	Status int32 // of the completion that failed the queue pair; Status names it
 }
 
 // Flags of Context.Pin and Context.Grant.
@@ -102,27 +106,26 @@ const (
 	Relaxed  uint32 = 2 // PCIe may reorder writes of the NIC, where it can
 )
 
-// Device is memory of a device, such as a card's.
+// Device describes memory of a device, such as a GPU.
 type Device struct {
 	Addr, Len uint64
 
-	// FD is of a dma-buf, in which the memory begins at Offset, as far within a page as Addr
-	// does. It must stay open until Pin.Close. -1: none, then the kernel must know the
-	// address, as it does with nvidia_peermem.
+	// FD is a dma-buf, in which the memory begins at Offset; Offset and Addr are equal modulo the
+	// page size. It must stay open until Pin.Close. -1: there is no dma-buf, and the kernel must
+	// know the address itself, as it does with nvidia_peermem.
 	FD     int
 	Offset uint64
 }
 
-// Bounds of a context: rails, queue pairs of a connection, bytes of a message, and keys, which
-// are below their bound.
+// The bounds of a context.
 const (
-	RailsMax = 16
-	PairsMax = 16
-	NotifMax = 4096
-	KeysMax  = 4 << 20
+	RailsMax = 16      // rails
+	PairsMax = 16      // queue pairs of a connection
+	NotifMax = 4096    // bytes of a message
+	KeysMax  = 4 << 20 // keys: each is below it
 )
 
-// The outcomes of Done.Status beside those of completions, which are above 0.
+// The values of Done.Status that are not of a completion; those are above 0.
 const (
 	OK      int32 = 0
 	Aborted int32 = -1001
@@ -168,14 +171,14 @@ func Status(status int32) string {
 	return fmt.Sprintf("%s (%d)", statusNames[status], status)
 }
 
-// Error makes an error of the contract of a completion. It names the piece where
+// Error returns the error of package driver for the end of a batch, or nil. It names the piece if
 // that is known.
 func Error(d Done) error {
 	if d.Status == OK {
 		return nil
 	}
-	err, ours := outcomeErrors[d.Status]
-	if !ours {
+	err, known := outcomeErrors[d.Status]
+	if !known {
 		err = fmt.Errorf("move bytes over RDMA: %s", Status(d.Status))
 	}
 	if d.Piece < 0 {
@@ -184,7 +187,8 @@ func Error(d Done) error {
 	return &driver.PieceError{Piece: int(d.Piece), Err: err}
 }
 
-// errnoError makes an error of an errno; 0 is none.
+// errnoError returns the error of package driver for an errno of a C function, or nil for 0. what
+// is the operation, as a verb phrase.
 func errnoError(what string, errno int64) error {
 	switch e := syscall.Errno(errno); e {
 	case 0:
@@ -215,7 +219,8 @@ func errnoError(what string, errno int64) error {
 	}
 }
 
-// refusalError makes an error of what submit returns: it names the piece where one is wrong.
+// refusalError returns the error for the result of a C submit: an errno in the low 16 bits, and
+// above them the piece that is wrong.
 func refusalError(rc int64) error {
 	switch err := errnoError("submit", rc&0xffff); err {
 	case driver.ErrBounds, driver.ErrReadOnly, driver.ErrRevoked, driver.ErrNoRoute:

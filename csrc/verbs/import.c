@@ -11,7 +11,7 @@ struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32
 	return slot < n->imports_len ? n->imports[slot] : NULL;
 }
 
-/* A free place in the table, which grows when there is none. */
+/* Finds a free slot of the table, which grows when it has none. */
 static int find_place(struct sl_verbs_conn *n, uint32_t *slot)
 {
 	struct sl_verbs_import **grown;
@@ -63,7 +63,7 @@ int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint3
 	return rc;
 }
 
-void sl_verbs_reap(struct sl_verbs_conn *n)
+void sl_verbs_free_dropped_imports(struct sl_verbs_conn *n)
 {
 	uint64_t oldest = n->live.next == &n->live ? n->order : n->live.next->order;
 
@@ -74,7 +74,7 @@ void sl_verbs_reap(struct sl_verbs_conn *n)
 			continue;
 		free(im);
 		n->imports[i] = NULL;
-		n->graves--;
+		n->dropped_imports--;
 	}
 }
 
@@ -87,8 +87,8 @@ void sl_verbs_drop(struct sl_verbs_conn *n, uint32_t slot)
 	if (im && !im->dropped) {
 		im->dropped = 1;
 		im->dropped_at = n->order;
-		n->graves++;
-		sl_verbs_reap(n);
+		n->dropped_imports++;
+		sl_verbs_free_dropped_imports(n);
 	}
 	sl_verbs_unlock(n->context);
 }

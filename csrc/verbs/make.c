@@ -106,7 +106,9 @@ static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *
 		n->reaches |= 1u << index;
 	}
 	*out = l;
-	return l->state == SL_VERBS_NONE || l->state == SL_VERBS_FAILED || l->kept ? 0 : -EBUSY;
+	return l->state == SL_VERBS_NONE || l->state == SL_VERBS_FAILED || l->destroy_error
+		   ? 0
+		   : -EBUSY;
 }
 
 static void describe(const struct sl_verbs_pair *l, struct sl_verbs_end *mine)
@@ -132,9 +134,9 @@ static void set_up(struct sl_verbs_pair *l, struct sl_verbs_port *p, struct ibv_
 	l->number = qp->qp_num;
 	l->packet = first_packet();
 	l->depth = p->info.depth_max;
-	l->promised = promised;
+	l->receives_promised = promised;
 	l->unsignalled = 0;
-	l->still = 0;
+	l->idle_looks = 0;
 	l->state = SL_VERBS_MADE;
 	l->status = 0;
 	sl_verbs_enlist(l);
@@ -271,7 +273,7 @@ static int begin(struct sl_verbs_conn *n, struct sl_verbs_pair *l,
 	int rc;
 
 	sl_verbs_enter(c);
-	rc = n->ended || !l || l->state != SL_VERBS_MADE ? -EBADF : l->held.first ? -EBUSY : 0;
+	rc = n->ended || !l || l->state != SL_VERBS_MADE ? -EBADF : l->unproved.first ? -EBUSY : 0;
 	sl_verbs_unlock(c);
 	if (rc == 0)
 		rc = to_send(l, theirs);

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of a queue pair. */
+/*
+ * The life of a queue pair: it is found by its number (enlist), goes live with its probe
+ * (pair_lives), has requests built and posted (build, post_built), fails (fail_pair), and is
+ * drained when nothing is posted any more (pair_drained).
+ */
 #define _GNU_SOURCE
 #include "pair.h"
 
 #include <errno.h>
 
-/* Every so many requests one asks for a completion, and the last of a list does. */
+/* One request in so many asks for a completion, and so does the last of each list. */
 #define SIGNAL_EVERY 16
 /* How long a queue pair in the error state may take to give back its requests. */
 #define DRAIN_NS 1000000000u
 /*
- * An owner's has one, or none where the driver takes no request in that state; and a device that is
- * gone says nothing.
+ * How long where only the mark is posted (an owner's queue pair), or where the driver refused even
+ * that, or the device is gone and reports nothing.
  */
 #define MARK_NS 100000000u
 
@@ -38,7 +42,6 @@ void sl_verbs_enlist(struct sl_verbs_pair *l)
 	l->port->pairs->len++;
 }
 
-/* Completions do not find it any more. */
 void sl_verbs_delist(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_pair **at;
@@ -51,11 +54,11 @@ void sl_verbs_delist(struct sl_verbs_pair *l)
 	*at = l->chain;
 	l->number = 0;
 	l->port->pairs->len--;
-	l->port->slots_promised -= l->promised;
-	l->promised = 0;
+	l->port->slots_promised -= l->receives_promised;
+	l->receives_promised = 0;
 }
 
-static void tell(struct sl_verbs_pair *l, uint32_t news)
+static void report(struct sl_verbs_pair *l, uint32_t news)
 {
 	struct sl_verbs_context *c = l->conn->context;
 
@@ -72,46 +75,45 @@ void sl_verbs_pair_lives(struct sl_verbs_pair *l)
 		return;
 	l->state = SL_VERBS_LIVE;
 	if (l->conn->initiator)
-		tell(l, SL_VERBS_PAIR_LIVE);
+		report(l, SL_VERBS_PAIR_LIVE);
 	sl_verbs_queue_pump(l->conn);
 }
 
-/* The next that was posted leaves the queue pair. */
 struct sl_verbs_record *sl_verbs_pop_posted(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_record *r = sl_verbs_pop(&l->posted);
 
 	l->returned++;
 	l->flight -= r->len;
-	l->again -= r->again;
+	l->reposted -= r->reposted;
 	l->port->counters.in_flight -= r->len;
 	l->port->sends_promised--;
 	r->pair = NULL;
 	return r;
 }
 
-void sl_verbs_hold_record(struct sl_verbs_pair *l, struct sl_verbs_record *r)
+void sl_verbs_record_unproved(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 {
 	struct sl_verbs_conn *n = l->conn;
 
 	r->pair = NULL;
 	if (r->batch) {
-		sl_verbs_append(&l->held, r);
-		n->held++;
+		sl_verbs_append(&l->unproved, r);
+		n->unproved++;
 		return;
 	}
-	if (r->kind == SL_VERBS_CREDIT) { /* told anew when a queue pair is live */
-		n->telling = 0;
-		n->told = 0;
+	if (r->kind == SL_VERBS_CREDIT) { /* sent anew when a queue pair is live */
+		n->credit_posted = 0;
+		n->credit_sent = 0;
 	}
 	sl_verbs_drop_frame(n, r);
 	sl_verbs_recycle(n->context, r);
 }
 
-void sl_verbs_hold_posted(struct sl_verbs_pair *l)
+void sl_verbs_posted_unproved(struct sl_verbs_pair *l)
 {
 	while (l->posted.first)
-		sl_verbs_hold_record(l, sl_verbs_pop_posted(l));
+		sl_verbs_record_unproved(l, sl_verbs_pop_posted(l));
 }
 
 int sl_verbs_has_room(const struct sl_verbs_pair *l)
@@ -152,7 +154,7 @@ struct ibv_send_wr *sl_verbs_build(struct sl_verbs_pair *l, struct sl_verbs_reco
 		l->wr_first = wr;
 	l->wr_last = wr;
 	r->pair = l;
-	l->again += r->again;
+	l->reposted += r->reposted;
 	l->flight += r->len;
 	l->port->counters.in_flight += r->len;
 	l->port->counters.requests++;
@@ -161,21 +163,21 @@ struct ibv_send_wr *sl_verbs_build(struct sl_verbs_pair *l, struct sl_verbs_reco
 	return wr;
 }
 
-/* What the device did not take, from this request on, is not in the queue pair. */
-static void take_back(struct sl_verbs_pair *l, const struct ibv_send_wr *bad)
+/* Moves the requests that the device refused, from bad on, from posted to unposted. */
+static void unpost_from(struct sl_verbs_pair *l, const struct ibv_send_wr *bad)
 {
 	struct sl_verbs_list all = l->posted;
 	struct sl_verbs_record *r;
-	int back = 0;
+	int refused = 0;
 
 	l->posted = (struct sl_verbs_list){0};
 	while ((r = sl_verbs_pop(&all)) != NULL) {
-		back |= (uintptr_t)r == bad->wr_id;
-		sl_verbs_append(back ? &l->unposted : &l->posted, r);
-		if (!back)
+		refused |= (uintptr_t)r == bad->wr_id;
+		sl_verbs_append(refused ? &l->unposted : &l->posted, r);
+		if (!refused)
 			continue;
 		l->flight -= r->len;
-		l->again -= r->again;
+		l->reposted -= r->reposted;
 		l->port->counters.in_flight -= r->len;
 		l->port->sends_promised--;
 	}
@@ -192,7 +194,7 @@ static void ring_bell(struct sl_verbs_pair *l)
 	rc = sl_verbs_post_send(l->qp, first, &bad);
 	if (rc == 0)
 		return;
-	take_back(l, bad);
+	unpost_from(l, bad);
 	sl_verbs_fail_pair(l, IBV_WC_GENERAL_ERR);
 }
 
@@ -206,8 +208,11 @@ void sl_verbs_post_built(struct sl_verbs_conn *n)
 	t->built = t->entries = 0;
 }
 
-/* Comes back when what the queue pair was doing is over: it is in the error state. */
-static void mark(struct sl_verbs_pair *l)
+/*
+ * Posts a request to a queue pair in the error state. The NIC completes it, as flushed, behind all
+ * that the queue pair was doing for the peer.
+ */
+static void post_mark(struct sl_verbs_pair *l)
 {
 	struct sl_verbs_record *r = sl_verbs_record(l->conn->context);
 
@@ -225,7 +230,7 @@ void sl_verbs_fail_pair(struct sl_verbs_pair *l, int32_t status)
 
 	if (!begun && l->state != SL_VERBS_MADE)
 		return;
-	/* Where it is not stopped, what is posted may still go out, and what comes still lands. */
+	/* If this fails, posted requests may still go out, and the peer's writes still land. */
 	stopped = sl_verbs.ibv_modify_qp(l->qp, &attr, IBV_QP_STATE) == 0;
 	l->state = SL_VERBS_DRAINING;
 	l->status = status;
@@ -233,7 +238,7 @@ void sl_verbs_fail_pair(struct sl_verbs_pair *l, int32_t status)
 	l->conn->context->traffic->draining++;
 	l->port->counters.failures += status != 0;
 	if (begun && stopped && !l->conn->initiator)
-		mark(l);
+		post_mark(l);
 	if (!l->posted.first)
 		sl_verbs_pair_drained(l);
 	else
@@ -249,10 +254,10 @@ void sl_verbs_pair_drained(struct sl_verbs_pair *l)
 	l->state = SL_VERBS_FAILED;
 	l->conn->context->traffic->draining--;
 	while ((r = sl_verbs_pop(&l->unposted)) != NULL)
-		sl_verbs_hold_record(l, r);
-	if (!l->quiet)
-		tell(l, SL_VERBS_PAIR_FAILED);
+		sl_verbs_record_unproved(l, r);
+	if (!l->awaited)
+		report(l, SL_VERBS_PAIR_FAILED);
 	if (!l->conn->ended && l->conn->initiator)
-		sl_verbs_queue_pump(l->conn); /* what was to go over it may go over others */
+		sl_verbs_queue_pump(l->conn); /* others may take its requests */
 	pthread_cond_broadcast(&l->conn->context->news);
 }

@@ -3,6 +3,14 @@
  * Connections, their queue pairs, and the requests under way on them: declarations that the files
  * of this directory share. The lock of the context guards everything, except where a comment says
  * otherwise.
+ *
+ * Variables have the same letter in all files: c a context, p a port (a rail), n a connection, l a
+ * queue pair, b a batch, r a record (a work request), m local memory, im a peer's memory.
+ *
+ * The way of a record: sl_verbs_build puts it on the posted list of a queue pair; its completion
+ * takes it off (sl_verbs_done). When the queue pair fails, what the NIC did not complete moves to
+ * the unproved list. The caller then learns from the peer which messages arrived, which proves the
+ * writes before them (settle.c); the rest is posted again, on conn.repost or conn.resend.
  */
 #ifndef SLUICE_VERBS_PAIR_H
 #define SLUICE_VERBS_PAIR_H
@@ -55,7 +63,8 @@ struct sl_verbs_record {
 	struct sl_verbs_frame *frame;
 	uint64_t number; /* of the message */
 	uint32_t piece;	 /* DATA: from here on, len bytes */
-	uint8_t kind, again;
+	uint8_t kind;
+	uint8_t reposted; /* it was on a queue pair that failed before */
 	uint64_t off, len;
 };
 
@@ -80,33 +89,33 @@ struct sl_verbs_pair {
 	struct ibv_qp *qp; /* NULL: gone */
 	uint32_t index, number, depth, packet;
 	enum sl_verbs_pair_state state;
-	int quiet; /* a caller waits for its end: do not report that as news */
+	int awaited; /* a caller waits for its end: that is not reported as news */
 	int32_t status;
-	uint32_t news; /* SL_VERBS_PAIR_*, not told yet; 0: none */
+	uint32_t news; /* SL_VERBS_PAIR_*, not reported yet; 0: none */
 	uint64_t deadline; /* of draining */
-	int kept; /* errno of the last attempt to destroy the queue pair; 0: none has failed */
-	uint32_t promised; /* receives */
-	/*
-	 * In the order of the queue pair: posted, and of a failed post; not proved done before it
-	 * failed.
-	 */
-	struct sl_verbs_list posted, unposted, held;
-	uint32_t again;	      /* of posted: those that are out of the order of batches */
-	uint32_t returned, watched; /* requests that came back; when sl_verbs_watch looked */
-	uint32_t still; /* looks since then, with something posted, that found no more */
+	int destroy_error; /* of the last ibv_destroy_qp, an errno; 0: none has failed */
+	uint32_t receives_promised; /* to the messages that the peer may send over it */
+	/* All three in the order in which they were posted: */
+	struct sl_verbs_list posted;
+	struct sl_verbs_list unposted; /* the device refused them */
+	struct sl_verbs_list unproved; /* the queue pair failed before they completed */
+	uint32_t reposted; /* how many of posted are: these are out of the order of batches */
+	uint32_t returned; /* requests that completed */
+	uint32_t returned_before; /* its value at the last sl_verbs_watch */
+	uint32_t idle_looks; /* of sl_verbs_watch: some were posted, and none completed */
 	uint32_t unsignalled; /* since the last that asked for a completion */
 	uint64_t flight;      /* bytes of posted */
 	struct ibv_send_wr *wr_first, *wr_last; /* built, not posted yet: they are in posted */
 };
 
-/* What a rail has of it. */
+/* The queue pairs of a rail. */
 struct sl_verbs_pairs {
 	struct sl_verbs_pair *buckets[SL_VERBS_BUCKETS]; /* by number of the queue pair */
 	/* each may have one request more than there is room for, a probe or a mark */
 	uint32_t len;
 	int silent; /* the device has no more events */
-	int armed; /* the channel speaks at the next completion of either queue, or has spoken */
-	uint32_t news; /* SL_VERBS_PORT_* or DEVICE_GONE, not told yet; 0: none */
+	int armed; /* the next completion of either queue is an event of the channel, or was one */
+	uint32_t news; /* SL_VERBS_PORT_* or DEVICE_GONE, not reported yet; 0: none */
 };
 
 /* A peer's memory. */
@@ -114,7 +123,7 @@ struct sl_verbs_import {
 	uint64_t base, size, dropped_at; /* order of the first batch that cannot use it */
 	uint32_t flags;
 	int dropped, expired;
-	struct sl_verbs_pair *doubt; /* see sl_verbs_key_over */
+	struct sl_verbs_pair *doubt; /* see sl_verbs_key_refused */
 	uint32_t pairs; /* a bit for each that reaches it */
 	uint32_t keys[SL_VERBS_PAIRS];
 };
@@ -132,16 +141,19 @@ struct sl_verbs_batch {
 	uint64_t tag, order, bytes;
 	int write, cancelled;
 	int32_t status, piece;
-	struct sl_verbs_pair *doubt;
-	uint32_t open; /* records of it, and one for a doubt */
-	int32_t pair;  /* that all of it goes over, -1: not chosen yet; if it is whole */
-	int whole;
+	struct sl_verbs_pair *doubt; /* see sl_verbs_key_refused */
+	uint32_t open; /* its records that are not over, and one more while it has a doubt */
+	int whole;     /* it is small: all of it goes over one queue pair */
+	int32_t pair;  /* the index of that one; -1: not chosen yet */
 	struct sl_verbs_frame *notif; /* not posted yet */
 	struct sl_verbs_place place;
 	struct sl_pieces pieces;
-	/* Its local memories: each that is listed is held once, others once a run of pieces. */
+	/*
+	 * The local memories that it holds. A listed one is held once. The list may be too short:
+	 * others are held once for each run of pieces, and only counted.
+	 */
 	struct sl_verbs_memory *memories[SL_VERBS_LISTED];
-	uint32_t memories_len, runs_held;
+	uint32_t memories_len, unlisted_holds;
 };
 
 /* A message that arrived. */
@@ -188,22 +200,25 @@ struct sl_verbs_conn {
 	struct sl_verbs_batch *head; /* the first whose data is not all posted, or &live */
 	uint64_t order;
 	struct sl_verbs_import **imports;
-	uint32_t imports_len, graves;
-	struct sl_verbs_list again;  /* data that waits to be posted once more */
-	struct sl_verbs_list resend; /* messages that do */
-	uint32_t held; /* records of all queue pairs that wait to be settled */
+	uint32_t imports_len, dropped_imports;
+	struct sl_verbs_list repost; /* data that must be posted once more */
+	struct sl_verbs_list resend; /* messages that must be */
+	uint32_t unproved; /* records on the unproved lists of all queue pairs */
 	struct sl_verbs_batch *notif_first, *notif_last;
-	struct sl_verbs_pair *notif_pair; /* of messages that are posted or held */
-	uint32_t notifs_out;		 /* how many */
-	/* messages: all of submit, numbered, acknowledged, taken by the peer's program */
+	struct sl_verbs_pair *notif_pair; /* has the messages that are posted or unproved */
+	uint32_t notifs_out;		 /* how many these are */
+	/*
+	 * How many messages submit accepted, how many have been given a number, how many the peer
+	 * has acknowledged, and how many its program has taken.
+	 */
 	uint64_t accepted, sent, arrived, credited;
 	uint32_t window;
 	int was_refused; /* a submission was refused for want of credit */
 	/* As the owner: */
 	struct sl_verbs_inbox *inbox;
-	/* messages that arrived, that the program took, that the peer knows of */
-	uint64_t seen, taken, told;
-	int telling;
+	/* How many messages arrived, and the program took; the last credit that was sent. */
+	uint64_t seen, taken, credit_sent;
+	int credit_posted; /* a message of credit is under way */
 };
 
 struct sl_verbs_traffic {
@@ -218,19 +233,20 @@ struct sl_verbs_traffic {
 	struct sl_verbs_post *first, **end; /* what arrived */
 	uint32_t news; /* queue pairs and rails that have some */
 	uint32_t draining; /* queue pairs */
-	uint64_t watched; /* when sl_verbs_watch looked */
-	uint32_t late;	  /* looks of it */
+	uint64_t watched; /* when sl_verbs_watch last looked */
+	uint32_t late;	  /* how many of its looks came late */
 	/* the holder of the lock looks for completions afterwards: no need to wake the poller */
 	int polled;
 	/* The thread: */
 	pthread_t thread;
 	int has_thread, epoll_fd, event_fd;
 	atomic_int stop;
-	atomic_uint waiting; /* for the lock: the thread lets them in */
-	/* calls that took completions for the thread, or will: it stands back */
+	atomic_uint waiting; /* callers that wait for the lock: the thread lets them in */
+	/* calls that took completions in place of the thread, or will: it stands back */
 	atomic_uint drives;
 	atomic_int standing_back;
-	uint32_t built, entries; /* and not yet posted */
+	/* Requests that are built and not posted yet, and the entries of those: */
+	uint32_t built, entries;
 	struct ibv_send_wr wrs[SL_VERBS_CHAIN];
 	struct ibv_sge sges[SL_VERBS_CHAIN * SL_VERBS_ENTRIES];
 };
@@ -273,7 +289,7 @@ static inline int sl_verbs_usable(const struct sl_verbs_pair *l)
 
 /* lock.c */
 void sl_verbs_enter(struct sl_verbs_context *c); /* takes the lock, for a caller that waits */
-/* Without the lock: lets callers have it that wait for it. */
+/* Called without the lock: lets callers that wait for it have it. */
 void sl_verbs_yield_lock(struct sl_verbs_traffic *t);
 void sl_verbs_wake_thread(struct sl_verbs_context *c); /* with or without the lock */
 void sl_verbs_wake_poller(struct sl_verbs_context *c); /* if it is armed */
@@ -296,56 +312,62 @@ void sl_verbs_empty(struct sl_verbs_context *c);
 void sl_verbs_free_frame(struct sl_verbs_conn *n, struct sl_verbs_frame *s);
 void sl_verbs_drop_frame(struct sl_verbs_conn *n, struct sl_verbs_record *r);
 void sl_verbs_wake_sender(struct sl_verbs_conn *n);
-void sl_verbs_unqueue_notif(struct sl_verbs_batch *b); /* its message is not sent */
+void sl_verbs_unqueue_notif(struct sl_verbs_batch *b); /* its message will not be sent */
 
 /* import.c */
 /* NULL: unknown */
 struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32_t slot);
-void sl_verbs_reap(struct sl_verbs_conn *n); /* imports that no batch uses */
+void sl_verbs_free_dropped_imports(struct sl_verbs_conn *n); /* those that no batch uses */
 
 /* pair.c: a queue pair, and what is posted on it */
 struct sl_verbs_pair *sl_verbs_pair_of(struct sl_verbs_port *p, uint32_t number);
 void sl_verbs_enlist(struct sl_verbs_pair *l); /* completions find it by its number */
-void sl_verbs_delist(struct sl_verbs_pair *l); /* the reverse */
+void sl_verbs_delist(struct sl_verbs_pair *l); /* completions no longer find it */
 void sl_verbs_fail_pair(struct sl_verbs_pair *l, int32_t status); /* to the error state, once */
 void sl_verbs_pair_drained(struct sl_verbs_pair *l); /* nothing is posted on it any more */
 void sl_verbs_pair_lives(struct sl_verbs_pair *l);
 int sl_verbs_has_room(const struct sl_verbs_pair *l);
 /*
- * The entries of the next request that is built. Where there is no room for one more, what is
- * built is posted first, which may fail queue pairs: a queue pair is chosen after that.
+ * To post requests: sl_verbs_entries, choose a queue pair, sl_verbs_build for each; then
+ * sl_verbs_post_built once for all. sl_verbs_entries returns room for the entries of the next
+ * request. Without room it posts what is built, which may fail queue pairs: so choose after it.
  */
 struct ibv_sge *sl_verbs_entries(struct sl_verbs_conn *n);
-/* Adds a request to what is built for a queue pair, with so many of sl_verbs_entries. */
+/* Adds a request with len entries to those that are built for a queue pair. */
 struct ibv_send_wr *sl_verbs_build(struct sl_verbs_pair *l, struct sl_verbs_record *r,
 				   struct ibv_sge *entries, uint32_t len);
 void sl_verbs_post_built(struct sl_verbs_conn *n); /* posts what is built */
-/* the next that was posted leaves the queue pair */
+/* Takes the oldest request off the posted list. */
 struct sl_verbs_record *sl_verbs_pop_posted(struct sl_verbs_pair *l);
-/* it left the queue pair without a proof */
-void sl_verbs_hold_record(struct sl_verbs_pair *l, struct sl_verbs_record *r);
-void sl_verbs_hold_posted(struct sl_verbs_pair *l); /* all that is posted did */
+/* Keeps a request that left the queue pair without a proof that it was done. */
+void sl_verbs_record_unproved(struct sl_verbs_pair *l, struct sl_verbs_record *r);
+void sl_verbs_posted_unproved(struct sl_verbs_pair *l); /* the same, of all that are posted */
 
 /* batch.c */
-/* Whether all of its data is posted, or was. */
+/* Whether all of its data is posted, or has been. */
 static inline int sl_verbs_begun(const struct sl_verbs_batch *b)
 {
 	return b->place.piece >= b->pieces.count;
 }
+/*
+ * A batch ends in sl_verbs_end_if_over alone. These three lead to it, and keep the first status
+ * that they are given: fail only notes the status; give_up posts no further request, so that the
+ * batch ends when the posted ones are over; cancel gives up what is not posted, while a batch that
+ * is all posted goes on.
+ */
 void sl_verbs_fail(struct sl_verbs_batch *b, int32_t status, int32_t piece);
-/* Posts no further request of the batch. It ends when the posted ones are over. */
 void sl_verbs_give_up_batch(struct sl_verbs_batch *b, int32_t status, int32_t piece);
-/* Cancels what is not posted. Posted requests continue. */
 void sl_verbs_cancel_batch(struct sl_verbs_batch *b, int32_t status);
-void sl_verbs_key_over(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, int32_t piece);
-void sl_verbs_clear_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l); /* NULL: all */
-void sl_verbs_settle_batch(struct sl_verbs_batch *b); /* ends it when all of it is over */
-/* The memory of a piece stays mapped. Called once for each run of pieces of one local key. */
+void sl_verbs_key_refused(struct sl_verbs_batch *b, struct sl_verbs_pair *doubt, int32_t piece);
+void sl_verbs_resolve_doubt(struct sl_verbs_conn *n, const struct sl_verbs_pair *l); /* NULL: all */
+void sl_verbs_end_if_over(struct sl_verbs_batch *b); /* none of its records is open */
+/* Keeps memory mapped for a batch. Call it once for each run of pieces with one local key. */
 void sl_verbs_hold_memory(struct sl_verbs_batch *b, struct sl_verbs_memory *m);
 void sl_verbs_release_memories(struct sl_verbs_context *c, struct sl_verbs_batch *b);
 void sl_verbs_drop_record(struct sl_verbs_conn *n, struct sl_verbs_record *r);
-void sl_verbs_drop_records(struct sl_verbs_batch *b); /* those of it that wait to be posted again */
-void sl_verbs_forget_records(struct sl_verbs_conn *n); /* at its end: none is posted */
+/* Those of the batch that wait to be posted again. */
+void sl_verbs_drop_waiting_records(struct sl_verbs_batch *b);
+void sl_verbs_drop_all_records(struct sl_verbs_conn *n); /* at its end, when none is posted */
 
 /* send.c */
 struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n); /* NULL: none at the moment */

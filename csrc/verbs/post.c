@@ -149,7 +149,7 @@ static void shape(struct ibv_send_wr *wr, const struct sl_verbs_batch *b,
  * bytes, or -EAGAIN: no queue pair or no room; -ECANCELED: the batch has failed, and may be over.
  */
 static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
-			  struct sl_verbs_place *at, uint64_t most, int again)
+			  struct sl_verbs_place *at, uint64_t most, int reposted)
 {
 	struct sl_verbs_context *c = n->context;
 	struct sl_desc d = sl_piece(&b->pieces, at->piece);
@@ -162,7 +162,7 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	uint32_t len;
 
 	if (im->expired) {
-		sl_verbs_key_over(b, im->doubt, (int32_t)at->piece);
+		sl_verbs_key_refused(b, im->doubt, (int32_t)at->piece);
 		return -ECANCELED;
 	}
 	entries = sl_verbs_entries(n);
@@ -174,7 +174,7 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	r->batch = b;
 	r->piece = from.piece;
 	r->off = from.off;
-	r->again = again != 0;
+	r->reposted = reposted != 0;
 	r->len = gather(b, at, most, m->base, sl_verbs_lkey(m, l->port->index), entries, &len,
 			l->port->info.sge_max);
 	b->open++;
@@ -182,12 +182,12 @@ static int64_t build_next(struct sl_verbs_conn *n, struct sl_verbs_batch *b,
 	return (int64_t)r->len;
 }
 
-/* What has failed comes first: it is older. -EAGAIN: some is left. */
-static int post_again(struct sl_verbs_conn *n)
+/* Posts what was on a failed queue pair: first, since it is older. -EAGAIN: some is left. */
+static int repost_failed(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_record *r;
 
-	while ((r = n->again.first) != NULL) {
+	while ((r = n->repost.first) != NULL) {
 		struct sl_verbs_batch *b = r->batch;
 		struct sl_verbs_place at = {r->piece, r->off};
 		int64_t len = build_next(n, b, &at, r->len, 1);
@@ -201,7 +201,7 @@ static int post_again(struct sl_verbs_conn *n)
 		r->len -= (uint64_t)len;
 		if (r->len == 0) {
 			b->open--;
-			sl_verbs_recycle(n->context, sl_verbs_pop(&n->again));
+			sl_verbs_recycle(n->context, sl_verbs_pop(&n->repost));
 		}
 	}
 	return 0;
@@ -221,7 +221,7 @@ static void post_fresh(struct sl_verbs_conn *n)
 		if (n->head != b) /* it is over */
 			continue;
 		n->head = b->next;
-		sl_verbs_settle_batch(b);
+		sl_verbs_end_if_over(b);
 	}
 }
 
@@ -233,10 +233,10 @@ void sl_verbs_pump(struct sl_verbs_conn *n)
 		sl_verbs_send_credit(n);
 		return;
 	}
-	if (post_again(n) == 0)
+	if (repost_failed(n) == 0)
 		post_fresh(n);
 	sl_verbs_post_notifs(n);
 	sl_verbs_post_built(n);
-	if (n->again.first || n->resend.first || n->notif_first || n->head != &n->live)
+	if (n->repost.first || n->resend.first || n->notif_first || n->head != &n->live)
 		sl_verbs_queue_pump(n);
 }

@@ -43,16 +43,16 @@ struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n)
  * Whether all that was submitted before a message, or with it, is in place when it arrives over
  * this queue pair: done, or before it on the same queue pair.
  */
-static int clear(const struct sl_verbs_conn *n, const struct sl_verbs_pair *l, uint64_t order)
+static int in_order(const struct sl_verbs_conn *n, const struct sl_verbs_pair *l, uint64_t order)
 {
-	if (n->again.first || n->held)
+	if (n->repost.first || n->unproved)
 		return 0;
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++) {
 		const struct sl_verbs_pair *other = n->pairs[i];
 
 		if (!other || other == l || !other->posted.first)
 			continue;
-		if (other->again || !other->posted.first->batch ||
+		if (other->reposted || !other->posted.first->batch ||
 		    other->posted.first->batch->order <= order)
 			return 0;
 	}
@@ -93,15 +93,15 @@ void sl_verbs_post_notifs(struct sl_verbs_conn *n)
 
 		(void)sl_verbs_entries(n); /* before the queue pair is chosen */
 		l = sl_verbs_notif_pair(n);
-		if (!l || !sl_verbs_has_room(l) || !clear(n, l, b->order) ||
+		if (!l || !sl_verbs_has_room(l) || !in_order(n, l, b->order) ||
 		    post_notif(n, l, b, r) != 0)
 			return;
 	}
 }
 
 /*
- * Not for each message, but before the peer has to wait: it may have used up its credit when
- * so many have arrived since it was told.
+ * Credit is sent before the peer has to wait for it, and not for each message. The peer may have
+ * used up its credit when as many messages as its window have arrived since the last credit.
  */
 void sl_verbs_send_credit(struct sl_verbs_conn *n)
 {
@@ -109,9 +109,10 @@ void sl_verbs_send_credit(struct sl_verbs_conn *n)
 	struct sl_verbs_record *r;
 	struct sl_verbs_pair *l = NULL;
 
-	if (n->initiator || n->telling || n->taken == n->told || !n->free_frames)
+	if (n->initiator || n->credit_posted || n->taken == n->credit_sent || !n->free_frames)
 		return;
-	if (n->told && n->taken - n->told < (notifs + 3) / 4 && n->seen - n->told < notifs)
+	if (n->credit_sent && n->taken - n->credit_sent < (notifs + 3) / 4 &&
+	    n->seen - n->credit_sent < notifs)
 		return;
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS && !l; i++)
 		if (n->pairs[i] && n->pairs[i]->state == SL_VERBS_LIVE &&
@@ -124,8 +125,8 @@ void sl_verbs_send_credit(struct sl_verbs_conn *n)
 	r->frame = n->free_frames;
 	n->free_frames = r->frame->next;
 	r->frame->len = sizeof(struct sl_verbs_head);
-	n->telling = 1;
-	n->told = n->taken;
+	n->credit_posted = 1;
+	n->credit_sent = n->taken;
 	build(l, r, SL_VERBS_IS_CREDIT, n->taken);
 	sl_verbs_post_built(n);
 }

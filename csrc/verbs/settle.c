@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a queue pair that failed had under way: done, or to be done again. */
+/*
+ * Settles the unproved requests of a queue pair that failed: each is proved done by what the peer
+ * has seen, or posted again.
+ */
 #include "pair.h"
 
 #include <errno.h>
 
 /*
- * The last message of those held that the peer has seen, or NULL; *notifs: whether there are any.
+ * The last unproved message that the peer has seen, or NULL; *notifs: whether there are any
+ * unproved messages.
  */
 static const struct sl_verbs_record *last_seen(const struct sl_verbs_pair *l, uint64_t seen,
 					       int *notifs)
@@ -13,7 +17,7 @@ static const struct sl_verbs_record *last_seen(const struct sl_verbs_pair *l, ui
 	const struct sl_verbs_record *last = NULL;
 
 	*notifs = 0;
-	for (const struct sl_verbs_record *r = l->held.first; r; r = r->next) {
+	for (const struct sl_verbs_record *r = l->unproved.first; r; r = r->next) {
 		if (r->kind != SL_VERBS_NOTIF)
 			continue;
 		*notifs = 1;
@@ -23,8 +27,8 @@ static const struct sl_verbs_record *last_seen(const struct sl_verbs_pair *l, ui
 	return last;
 }
 
-/* What was not proved done is done once more, unless its batch has failed meanwhile. */
-static void do_again(struct sl_verbs_pair *l, struct sl_verbs_record *r)
+/* Posts a request once more, unless its batch has failed meanwhile. */
+static void repost(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 {
 	struct sl_verbs_conn *n = l->conn;
 	struct sl_verbs_batch *b = r->batch;
@@ -39,7 +43,7 @@ static void do_again(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 		n->notifs_out--;
 		sl_verbs_append(&n->resend, r);
 	} else {
-		sl_verbs_append(&n->again, r);
+		sl_verbs_append(&n->repost, r);
 	}
 }
 
@@ -52,14 +56,14 @@ static void settle(struct sl_verbs_pair *l, uint64_t seen)
 	struct sl_verbs_conn *n = l->conn;
 	int notifs;
 	const struct sl_verbs_record *last = last_seen(l, seen, &notifs);
-	struct sl_verbs_list held = l->held;
+	struct sl_verbs_list unproved = l->unproved;
 	struct sl_verbs_record *r;
 
 	if (notifs)
 		n->sent = seen;
-	l->held = (struct sl_verbs_list){0};
-	n->held -= held.n;
-	while ((r = sl_verbs_pop(&held)) != NULL) {
+	l->unproved = (struct sl_verbs_list){0};
+	n->unproved -= unproved.n;
+	while ((r = sl_verbs_pop(&unproved)) != NULL) {
 		int proved = last != NULL, notif = r->kind == SL_VERBS_NOTIF;
 
 		if (r == last)
@@ -69,7 +73,7 @@ static void settle(struct sl_verbs_pair *l, uint64_t seen)
 		} else {
 			if (notif && (r->batch->cancelled || r->batch->status != 0))
 				n->notifs_out--;
-			do_again(l, r);
+			repost(l, r);
 		}
 	}
 }
@@ -88,7 +92,7 @@ int sl_verbs_pair_settle(struct sl_verbs_conn *n, uint32_t pair, uint64_t seen)
 	if (rc == 0) {
 		seen = seen > n->arrived ? seen : n->arrived;
 		settle(l, seen < n->sent ? seen : n->sent);
-		sl_verbs_clear_doubt(n, l);
+		sl_verbs_resolve_doubt(n, l);
 		sl_verbs_pump(n);
 	}
 	sl_verbs_unlock(n->context);

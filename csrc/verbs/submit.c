@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the caller asks for: batches, and the end of batches. */
+/* What the caller asks for: submit, cancel, and the end of an import. */
 #define _GNU_SOURCE
 #include "pair.h"
 
@@ -30,7 +30,7 @@ static int wrong_with(const struct sl_verbs_conn *n, int write, const struct sl_
 	return joined(n, m, im) ? 0 : EHOSTUNREACH;
 }
 
-/* What is wrong with the pieces, as submit returns it. What they need of ours is held. */
+/* What is wrong with the pieces, as submit returns it. It holds the local memories. */
 static int64_t check(const struct sl_verbs_conn *n, struct sl_verbs_batch *b)
 {
 	struct sl_verbs_memory *m = NULL;
@@ -54,7 +54,7 @@ static int64_t check(const struct sl_verbs_conn *n, struct sl_verbs_batch *b)
 		if (!wrong && !b->write && m->flags & SL_VERBS_READ_ONLY)
 			wrong = EROFS;
 		if (wrong)
-			return wrong | (int64_t)sl_piece_told(&b->pieces, (int32_t)i) << 16;
+			return wrong | (int64_t)sl_reported_piece(&b->pieces, (int32_t)i) << 16;
 		b->bytes += d.len;
 	}
 	return 0;
@@ -120,35 +120,35 @@ static void take_notif(struct sl_verbs_batch *b, const struct trailer *t)
 	n->notif_last = b;
 }
 
-/* The form in a place of its own, which keeps what memory it has. */
-static void fill(struct sl_verbs_batch *b, const struct sl_verbs_batch *form,
+/* Makes b the batch that spec describes. b keeps its memory for a copy of the pieces. */
+static void init_batch(struct sl_verbs_batch *b, const struct sl_verbs_batch *spec,
 		 struct sl_verbs_conn *n)
 {
 	struct sl_pieces pieces = b->pieces;
 
-	*b = *form;
+	*b = *spec;
 	b->conn = n;
 	b->pieces = pieces;
-	sl_pieces_take(&b->pieces, &form->pieces);
+	sl_pieces_take(&b->pieces, &spec->pieces);
 	/* before they are looked at: the caller's may change at any time */
 	sl_pieces_keep(&b->pieces);
 	b->piece = b->pair = -1;
 }
 
-/* Under the lock; form is what the caller asks for. */
-static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
+/* Under the lock. spec has what the caller asks for: tag, direction and pieces. */
+static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *spec,
 		      const struct trailer *notif)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
 	struct sl_verbs_batch *b = t->free, *next;
 	int64_t rc = refuse(n, notif->data != NULL);
 
-	if (rc == 0 && sl_pieces_reserve(&b->pieces, &form->pieces) != 0)
+	if (rc == 0 && sl_pieces_reserve(&b->pieces, &spec->pieces) != 0)
 		rc = ENOMEM;
 	if (rc != 0)
 		return rc;
 	next = b->next;
-	fill(b, form, n);
+	init_batch(b, spec, n);
 	rc = check(n, b);
 	if (rc != 0) {
 		sl_verbs_release_memories(n->context, b);
@@ -172,7 +172,7 @@ static int64_t submit(struct sl_verbs_conn *n, struct sl_verbs_batch *form,
 int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const struct sl_desc *d,
 			size_t count, const uint8_t *notif, size_t notif_len)
 {
-	struct sl_verbs_batch form = {.tag = tag,
+	struct sl_verbs_batch spec = {.tag = tag,
 				      .write = write,
 				      .pieces = {.descs = d, .count = (uint32_t)count}};
 	struct trailer t = {notif, notif_len};
@@ -181,7 +181,7 @@ int64_t sl_verbs_submit(struct sl_verbs_conn *n, int write, uint64_t tag, const 
 	if (count > SL_PIECES_MAX || !sound(&t, write))
 		return ERANGE;
 	sl_verbs_enter(n->context);
-	rc = submit(n, &form, &t);
+	rc = submit(n, &spec, &t);
 	sl_verbs_unlock(n->context);
 	return rc;
 }
@@ -191,7 +191,7 @@ int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 			      const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
 			      size_t notif_len)
 {
-	struct sl_verbs_batch form = {.tag = tag,
+	struct sl_verbs_batch spec = {.tag = tag,
 				      .write = write,
 				      .pieces = {.pages = *p,
 						 .local_index = local,
@@ -207,7 +207,7 @@ int64_t sl_verbs_submit_pages(struct sl_verbs_conn *n, int write, uint64_t tag,
 	    !sound(&t, write))
 		return ERANGE;
 	sl_verbs_enter(n->context);
-	rc = submit(n, &form, &t);
+	rc = submit(n, &spec, &t);
 	sl_verbs_unlock(n->context);
 	return rc;
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// burst starts batches side by side, one of each of count parts of two memories, until there is no
-// room.
-func (t *test) burst(op driver.Op, l, r *memory, count int, message bool) (list []posted) {
+// submitParts cuts two memories into count equal parts and submits a batch for each, without
+// waiting, until there is no room.
+func (t *test) submitParts(op driver.Op, l, r *memory, count int, message bool) (list []posted) {
 	n := l.size / uint64(count)
 	for i := range uint64(count) {
 		b := t.part(op, l, i*n, r, i*n, n)
@@ -35,15 +35,16 @@ func (t *test) burst(op driver.Op, l, r *memory, count int, message bool) (list 
 	return list
 }
 
-// ends waits for batches, each of which has one of the outcomes wanted, and has the models follow.
-// What memory holds now where a batch has failed must stay, but for ErrUnproven. It returns the
-// messages that must arrive, and a function that gives other bytes to those ranges of which that
-// cannot be said.
-func (t *test) ends(what string, list []posted, want ...error) (sent [][]byte, refill func()) {
+// awaitAll waits for batches, each of which must have one of the outcomes wanted, and brings the
+// models up to date. Nothing may land behind a completion: so where a batch has failed, the model
+// gets the bytes that memory holds now. Where that is not possible, or the error is ErrUnproven,
+// the bytes are unknown: refill gives those ranges other bytes. sent are the messages that must
+// arrive.
+func (t *test) awaitAll(what string, list []posted, want ...error) (sent [][]byte, refill func()) {
 	var unknown []func()
 	for _, p := range list {
 		err := t.await(p.tag)
-		t.wants(err, what, want...)
+		t.wantErr(err, what, want...)
 		if err == nil {
 			t.apply(p.b)
 			if p.b.Tail != driver.NoTail {
@@ -68,9 +69,9 @@ func (t *test) ends(what string, list []posted, want ...error) (sent [][]byte, r
 	}
 }
 
-// over is ends of batches that were in flight at Close: they have completed, which is there without
-// waiting.
-func (t *test) over(list []posted, want ...error) (refill func()) {
+// awaitClosed is awaitAll for batches that were in flight at a Close which has returned: their
+// completions must be there already.
+func (t *test) awaitClosed(list []posted, want ...error) (refill func()) {
 	for n := 1; n > 0; {
 		n, _ = t.host.poll()
 	}
@@ -79,13 +80,13 @@ func (t *test) over(list []posted, want ...error) (refill func()) {
 			t.broken("a tag was in flight behind Close")
 		}
 	}
-	_, refill = t.ends("a tag in flight at Close", list, want...)
+	_, refill = t.awaitAll("a tag in flight at Close", list, want...)
 	return refill
 }
 
-// helping has goroutines help with batches, in any order and over and over, until the function that
-// it returns is called.
-func (t *test) helping(list []posted) (stop func()) {
+// startHelpers starts goroutines that call Help for batches, in any order and over and over, until
+// stop is called.
+func (t *test) startHelpers(list []posted) (stop func()) {
 	quit := make(chan struct{})
 	var all sync.WaitGroup
 	for g := range 3 {
@@ -126,13 +127,13 @@ func checkLoad(t *test) {
 			b := t.part(bothOps[i%2], l, i*slot, r, i*slot, n)
 			list = append(list, t.submit(b))
 		}
-		t.lands("under load", list...)
+		t.awaitSuccess("under load", list...)
 		t.compare("under load")
 		l.refill()
 	}
 }
 
-// checkFull submits without a Poll until there is no room: then there is some after polls.
+// checkFull submits without a Poll until there is no room. After polls there must be room again.
 func checkFull(t *test) {
 	for _, n := range []uint64{64, 256 << 10} {
 		l, r := t.local(n), t.remote(n)
@@ -150,52 +151,52 @@ func checkFull(t *test) {
 			if len(list) == 0 {
 				t.Fatalf("round %d: full although nothing is in flight", round)
 			}
-			t.lands("before the backend was full", list...)
+			t.awaitSuccess("before the backend was full", list...)
 		}
 		t.move(b)
 		t.compare("after the backend was full")
 	}
 }
 
-// checkNoPoll has batches go on to their end, their messages arrive and a revoke find its proof
-// although the initiator never polls: only completions wait for that.
+// checkNoPoll: while the initiator does not poll, its batches move all bytes, their messages
+// arrive, and a revoke finds its proof. Only completions wait for a Poll.
 func checkNoPoll(t *test) {
 	const count, size = 4, 4 << 20
 	l, r := t.local(size), t.remote(size)
 	for round := range 3 {
 		message := t.can(driver.CanNotify)
-		list := t.burst(driver.Write, l, r, count, message)
+		list := t.submitParts(driver.Write, l, r, count, message)
 		var sent [][]byte
 		for _, p := range list {
 			t.apply(p.b)
 			sent = append(sent, p.b.Notify)
 		}
 		if message && t.wiring != Self { // else to receive would poll
-			t.hears(t.far, sent...)
+			t.expectMessages(t.far, sent...)
 			r.expect("when the messages came, without a call of Poll")
 			message = false
 		}
 		t.until("writes without a call of Poll", r.same)
-		t.lands("without a call of Poll", list...)
+		t.awaitSuccess("without a call of Poll", list...)
 		if message {
-			t.hears(t.far, sent...)
+			t.expectMessages(t.far, sent...)
 		}
 		l.refill()
-		list = t.burst(driver.Write, l, r, count, false)
+		list = t.submitParts(driver.Write, l, r, count, false)
 		t.ok(t.inTime("revoke memory whose writer does not poll", r.revoke), "revoke")
 		r.staysRevoked("round %d, revoked from a writer that does not poll", round)
 		for _, p := range list {
-			t.wants(t.await(p.tag), "a write to memory that was revoked", nil, driver.ErrRevoked)
+			t.wantErr(t.await(p.tag), "a write to memory that was revoked", nil, driver.ErrRevoked)
 		}
 		r.expect("when the writes had ended")
 		t.forget(r)
-		r.again()
-		t.imports(r)
+		r.reregister()
+		t.importMemory(r)
 	}
 }
 
-// checkCancel cancels batches, with helpers and without: a completion is as final with an error as
-// without, and the message of a batch that failed does not arrive.
+// checkCancel cancels batches, with helpers and without. Nothing may land behind a completion, also
+// one with an error, and the message of a batch that failed must not arrive.
 func checkCancel(t *test) {
 	const count, n = 8, 1 << 20
 	l, r := t.local(n*count), t.remote(n*count)
@@ -205,20 +206,20 @@ func checkCancel(t *test) {
 			target = l
 		}
 		message := op == driver.Write && round%4 == 2 && t.can(driver.CanNotify)
-		list := t.burst(op, l, r, count, message)
+		list := t.submitParts(op, l, r, count, message)
 		stop := func() {}
 		if round >= 4 {
-			stop = t.helping(list)
+			stop = t.startHelpers(list)
 		}
 		var all sync.WaitGroup
 		for i := range list { // the last ones first: they have hardly begun
 			all.Go(func() { t.peer.Cancel(list[len(list)-1-i].tag) })
 		}
 		_ = t.inTime("Cancel", func() error { all.Wait(); return nil })
-		sent, refill := t.ends("a batch that was cancelled", list, nil, driver.ErrAborted)
+		sent, refill := t.awaitAll("a batch that was cancelled", list, nil, driver.ErrAborted)
 		refill()
 		stop()
-		t.hears(t.far, sent...)
+		t.expectMessages(t.far, sent...)
 		t.visible()
 		target.leftAlone("behind the completion of a %v that was cancelled", op)
 	}
@@ -231,7 +232,7 @@ func checkCancelNothing(t *test) {
 	l, r := t.local(n), t.remote(n)
 	b := t.whole(driver.Write, l, r)
 	finished := t.submit(b)
-	t.lands("first", finished)
+	t.awaitSuccess("first", finished)
 	other, err := t.host.connect(t.addr, t.h.limit)
 	t.ok(err, "connect again")
 	var list []posted
@@ -242,38 +243,39 @@ func checkCancelNothing(t *test) {
 			t.peer.Cancel(tag)
 		}
 	}
-	t.lands("where another peer was asked to cancel", list...)
+	t.awaitSuccess("where another peer was asked to cancel", list...)
 	t.compare("after nothing was cancelled")
 }
 
-// checkDrop forgets keys while batches use them: those are not disturbed. Imports of one token are
-// dropped on their own.
+// checkDrop drops keys while batches use them: the batches must succeed. Two imports of one token
+// have two keys, and dropping one must leave the other.
 func checkDrop(t *test) {
 	const n = 4 << 20
 	l, r := t.local(n), t.remote(n)
 	for range 4 {
-		first := r.as
-		t.imports(r)
-		if r.as == first {
+		first := r.importKey
+		t.importMemory(r)
+		if r.importKey == first {
 			t.Fatalf("two imports of a token have the same key %d", first)
 		}
 		p := t.submit(t.whole(driver.Write, l, r))
-		t.peer.Drop(r.as)
-		t.peer.Drop(r.as)
-		t.lands("whose key was dropped", p)
+		t.peer.Drop(r.importKey)
+		t.peer.Drop(r.importKey)
+		t.awaitSuccess("whose key was dropped", p)
 		t.refused("with a key that was dropped", driver.ErrBounds, p.b)
-		delete(t.remotes, r.as)
-		r.as = first
+		delete(t.remotes, r.importKey)
+		r.importKey = first
 		t.move(t.whole(driver.Read, l, r))
 		t.compare("after a key was dropped in flight")
 		l.refill()
 		t.forget(r)
-		t.imports(r)
+		t.importMemory(r)
 	}
 }
 
-// checkHelp helps with batches: at once and alone, many together, told to stop, with what has ended
-// and with nothing. All complete once, messages keep their order, and Help comes back.
+// checkHelp calls Help: by one goroutine and by several, with a stop channel that is closed, and
+// for tags that have completed or are unknown. Each batch must complete once, messages must keep
+// their order, and Help must return.
 func checkHelp(t *test) {
 	const count, n = 12, 512 << 10
 	l, r := t.local(n*count), t.remote(n*count)
@@ -282,10 +284,10 @@ func checkHelp(t *test) {
 	for round := range 6 {
 		op := bothOps[round%2]
 		message := op == driver.Write && t.can(driver.CanNotify)
-		list := t.burst(op, l, r, count, message)
+		list := t.submitParts(op, l, r, count, message)
 		end := func() {}
 		if round >= 3 {
-			end = t.helping(list)
+			end = t.startHelpers(list)
 		}
 		var sent [][]byte
 		for _, p := range list {
@@ -293,12 +295,12 @@ func checkHelp(t *test) {
 				t.peer.Help(p.tag, [](<-chan struct{}){nil, stop}[round/2%2])
 				return nil
 			})
-			t.lands("with help", p)
+			t.awaitSuccess("with help", p)
 			sent = append(sent, p.b.Notify)
 		}
 		end()
 		if message {
-			t.hears(t.far, sent...)
+			t.expectMessages(t.far, sent...)
 		}
 		t.compare("after help in round %d", round)
 		for _, p := range append(list, posted{}, posted{tag: 1}, posted{tag: firstTag + 1000},
@@ -311,28 +313,28 @@ func checkHelp(t *test) {
 	}
 }
 
-// checkPeerClose closes a peer with work in flight: what is outstanding has completed then, and
-// nothing lands behind it.
+// checkPeerClose closes a peer with batches in flight. When Close returns they must have completed,
+// and nothing may land behind it.
 func checkPeerClose(t *test) {
 	const count, size = 16, 16 << 20
 	l, r := t.local(size), t.remote(size)
 	for round := range 4 {
-		list := t.burst(driver.Write, l, r, count, false)
+		list := t.submitParts(driver.Write, l, r, count, false)
 		stop := func() {}
 		if round%2 == 1 {
-			stop = t.helping(list)
+			stop = t.startHelpers(list)
 		}
-		t.closes("peer", t.peer.Close)
+		t.closeInTime("peer", t.peer.Close)
 		stop()
-		t.over(list, nil, driver.ErrClosed)()
+		t.awaitClosed(list, nil, driver.ErrClosed)()
 		r.leftAlone("behind Peer.Close, round %d", round)
 		t.closedPeer("Peer.Close", l, r)
 		if lost := t.peer.Lost(); lost != nil {
 			t.until("Lost of a peer that was closed", func() bool { return closed(lost) })
 		}
-		delete(t.remotes, r.as)
+		delete(t.remotes, r.importKey)
 		t.connect()
-		t.imports(r)
+		t.importMemory(r)
 	}
 }
 
@@ -348,16 +350,16 @@ func (t *test) closedPeer(after string, l, r *memory) {
 		}
 	}
 	_, _, err := t.peer.Import(r.token)
-	t.wants(err, "Import after "+after, driver.ErrClosed)
-	t.wants(t.inTime("close peer again", t.peer.Close), "close peer again", nil, driver.ErrClosed)
-	t.peer.Drop(r.as)
+	t.wantErr(err, "Import after "+after, driver.ErrClosed)
+	t.wantErr(t.inTime("close peer again", t.peer.Close), "close peer again", nil, driver.ErrClosed)
+	t.peer.Drop(r.importKey)
 }
 
-// checkBackendClose closes a backend with work in flight, twice, and then calls all that there is.
+// checkBackendClose closes a backend with batches in flight, twice, and then calls all methods.
 func checkBackendClose(t *test) {
 	const count, size = 16, 16 << 20
 	l, r, unused := t.local(size), t.far.shared(size), t.local(64)
-	t.imports(r)
+	t.importMemory(r)
 	m := t.host.region(l.reg).mem
 	for range 2 {
 		t.ok(unused.revoke(), "revoke")
@@ -365,11 +367,11 @@ func checkBackendClose(t *test) {
 	if one, two := t.local(64), t.local(64); one.key == two.key {
 		t.Errorf("two memories have key %d, which was another's that was revoked twice", one.key)
 	}
-	list := t.burst(driver.Write, l, r, count, false)
+	list := t.submitParts(driver.Write, l, r, count, false)
 	for range 2 {
-		t.closes("backend", t.host.b.Close)
+		t.closeInTime("backend", t.host.b.Close)
 	}
-	t.over(list, nil, driver.ErrClosed)()
+	t.awaitClosed(list, nil, driver.ErrClosed)()
 	r.leftAlone("behind Backend.Close")
 	for range 3 {
 		n, err := t.host.poll()
@@ -378,9 +380,9 @@ func checkBackendClose(t *test) {
 		}
 	}
 	_, err := t.host.b.Register(t.host.region(l.reg).seg)
-	t.wants(err, "Register after Close", driver.ErrClosed)
+	t.wantErr(err, "Register after Close", driver.ErrClosed)
 	_, err = t.host.connect(t.addr, t.h.limit)
-	t.wants(err, "Connect after Close", driver.ErrClosed)
+	t.wantErr(err, "Connect after Close", driver.ErrClosed)
 	t.closedPeer("Backend.Close", l, r)
 	_ = t.inTime("calls after Close", func() error { // must return, and not panic
 		t.host.b.Caps()
@@ -392,7 +394,7 @@ func checkBackendClose(t *test) {
 		_, _ = t.host.b.Receive(make([]driver.Message, 1))
 		t.peer.Can()
 		t.peer.Conn()
-		t.peer.Explain(m.Key(), r.as)
+		t.peer.Explain(m.Key(), r.importKey)
 		t.peer.Lost()
 		t.peer.Help(firstTag, nil)
 		t.peer.Cancel(firstTag)
@@ -400,8 +402,9 @@ func checkBackendClose(t *test) {
 	})
 }
 
-// checkTogether calls from many goroutines at once what any may call at any time, and then closes
-// the backend in the midst of it: each call works, or says that it is closed.
+// checkTogether makes, from many goroutines at once, all calls that may be made at any time, and
+// then closes the backend meanwhile. Each call must succeed before Close begins, and after that
+// succeed or return an error of a closed backend.
 func checkTogether(t *test) {
 	const n = 64 << 10
 	seg := t.host.region(t.local(n).reg).seg
@@ -450,7 +453,7 @@ func checkTogether(t *test) {
 			if err == nil {
 				err = t.host.peer(id).Close()
 			}
-			if far, ok := t.far.to.(*host); ok { // which is told, and must listen
+			if far, ok := t.far.to.(*host); ok { // it must receive the last message
 				_, _ = far.receiveOnce(make([]driver.Message, 8))
 			} else {
 				_, _ = t.far.try(request{Do: "receive", Count: 8, Limit: 1})
@@ -473,22 +476,24 @@ func checkTogether(t *test) {
 			return err
 		},
 	}
-	var all, someDone sync.WaitGroup
-	over, end := make(chan struct{}), make(chan struct{}) // Close has begun, and has ended
+	var all, warmUp sync.WaitGroup // warmUp: until each job has run 12 times, or has ended
+
+	// closing is closed when Close begins, closedNow when it has returned.
+	closing, closedNow := make(chan struct{}), make(chan struct{})
 	for name, job := range jobs {
-		someDone.Add(1)
+		warmUp.Add(1)
 		all.Go(func() {
-			enough := sync.OnceFunc(someDone.Done)
-			defer enough()
-			for i := 0; !closed(end); i++ {
+			warm := sync.OnceFunc(warmUp.Done)
+			defer warm()
+			for i := 0; !closed(closedNow); i++ {
 				if i == 12 {
-					enough()
+					warm()
 				}
 				err := job()
-				if err != nil && !closed(over) {
+				if err != nil && !closed(closing) {
 					t.Errorf("%s: %v", name, err)
 				} else if err != nil {
-					t.wants(err, name+" beside Close", driver.ErrClosed, driver.ErrPeerLost,
+					t.wantErr(err, name+" beside Close", driver.ErrClosed, driver.ErrPeerLost,
 						driver.ErrBounds)
 				}
 				if err != nil {
@@ -497,23 +502,23 @@ func checkTogether(t *test) {
 			}
 		})
 	}
-	_ = t.inTime("calls from many goroutines", func() error { someDone.Wait(); return nil })
-	close(over)
-	t.closes("backend", t.host.b.Close)
-	close(end)
+	_ = t.inTime("calls from many goroutines", func() error { warmUp.Wait(); return nil })
+	close(closing)
+	t.closeInTime("backend", t.host.b.Close)
+	close(closedNow)
 	_ = t.inTime("calls beside Close", func() error { all.Wait(); return nil })
 }
 
-// disk is what memory holds that would survive a loss of power: the bytes that were there when the
-// last sync began of those that have ended.
+// disk models the bytes of a memory that would survive a loss of power: those that it held when the
+// latest of the syncs that have ended began.
 type disk struct {
 	mu     sync.Mutex // guards what follows
-	begun  [][]byte
-	stable []byte
+	begun  [][]byte   // the bytes when each sync that has not ended began
+	stable []byte     // the bytes that would survive
 }
 
-// checkDurable has durable writes and others under way at once: when a durable one ends, its bytes
-// would survive.
+// checkDurable has durable writes and others under way at once. When a durable one ends, its bytes
+// must survive a loss of power.
 func checkDurable(t *test) {
 	const slots, slot = 6, 70 << 10
 	l, r := t.local(slot*slots), t.remote(slot*slots)
@@ -567,8 +572,8 @@ func checkDurable(t *test) {
 	t.compare("after durable writes")
 }
 
-// checkChurn connects, registers and imports over and over: what is left behind is found when the
-// check ends. Caps, Addr, FD and Explain are looked at beside.
+// checkChurn connects, registers and imports over and over; when a check ends, the suite looks for
+// what is left behind. It also checks Caps, Addr, FD and Explain.
 func checkChurn(t *test) {
 	const n = 4096
 	caps, addr, fd := t.host.b.Caps(), t.host.b.Addr(), t.host.b.FD()
@@ -589,9 +594,9 @@ func checkChurn(t *test) {
 		tag, err := t.host.submit(p, b)
 		t.ok(err, "submit")
 		t.ok(t.await(tag), "write")
-		t.closes("peer", p.Close)
+		t.closeInTime("peer", p.Close)
 		if t.can(driver.CanNotify) {
-			t.hearsLast(t.far)
+			t.expectLastMessage(t.far)
 		}
 		t.ok(part.revoke(), "revoke")
 		copy(whole.model()[n:], l.model())
@@ -624,7 +629,7 @@ func checkChurn(t *test) {
 			seg = driver.Segment{Len: 4096, Mem: make([]byte, 4096)}
 		}
 		if _, err := t.host.b.Register(seg); !caps.Pairs.Local().Has(kind) {
-			t.wants(err, fmt.Sprintf("register memory of kind %v", kind), driver.ErrNotSupported)
+			t.wantErr(err, fmt.Sprintf("register memory of kind %v", kind), driver.ErrNotSupported)
 		} else if kind == driver.DRAM {
 			seg.Len = 1 << 60
 			if _, err := t.host.b.Register(seg); err == nil {

@@ -19,10 +19,10 @@
 // where Caps.Reach goes that far, two processes. The second process is the test binary once more.
 // It is stopped, continued and killed where the contract speaks of frozen and dead peers.
 //
-// Behind each side is a host (host.go): the backend with its memory and peers. It polls for all,
-// and notes whatever breaks "each accepted tag completes exactly once" and "one last message of
-// each connection". A check gives it requests (process.go), the same ones in this process and in
-// the other, to which they go as lines of JSON over standard input.
+// Each side has a host (host.go): the backend with its memory and peers. The host polls, and notes
+// each breach of "each accepted tag completes exactly once" and "one last message of each
+// connection". A check gives it requests (process.go), the same ones in this process and in the
+// other; to the other they go as lines of JSON over its standard input.
 //
 // # What a check does
 //
@@ -30,14 +30,15 @@
 //
 //   - It makes memory on either side, with guards around it, and fills it (test.go, memory.go). A
 //     model in this process knows every byte of it.
-//   - It submits batches, waits for them, and has the models follow those that succeeded
-//     (test.lands, test.ends).
-//   - It compares all memory with the models: what landed outside the ranges named is found as
-//     surely as a wrong byte inside. Where nothing may land any more (after a cancel, a revoke, a
-//     close) memory is read at that moment, also that of a process that stands still, and must
-//     keep those bytes for a while, and then others (memory.adopt, memory.leftAlone).
-//   - When it ends, both sides close, and what is left of descriptors, goroutines and registered
-//     bytes is a failure.
+//   - It submits batches, waits for them, and applies those that succeeded to the models
+//     (test.awaitSuccess, test.awaitAll).
+//   - It compares all memory with the models, so that it also finds bytes that landed outside the
+//     ranges that were named. Where nothing may land any more (after a cancel, a revoke, a close)
+//     it reads the memory at that moment, also of a process that is stopped. The memory must keep
+//     those bytes for a while, and then others that its owner writes (memory.adopt,
+//     memory.leftAlone).
+//   - When it ends, both sides close. Descriptors, goroutines and registered bytes that are left
+//     are a failure.
 //
 // submit.go has the checks of single batches, completion.go those of many and of their ends,
 // message.go and wake.go notifications and sleepers, revoke.go tokens and revokes, lost.go
@@ -47,8 +48,8 @@
 //
 // # Proof of the suite
 //
-// sabotage_test.go breaks each promise of a good backend in turn, and wants the checks that are
-// named for it to fail. No check is left out.
+// sabotage_test.go breaks each promise of a good backend in turn; the checks that it names for the
+// promise must fail. It names each check at least once.
 package drivertest
 
 import (
@@ -84,8 +85,8 @@ type Harness struct {
 	// between memory and files.
 	SelfOnly bool
 
-	// Guards says that the owner's side places the bytes, or looks where they go: what peers send
-	// beside Segment.Only is ErrBounds.
+	// Guards says that the owner's side places the bytes itself, or checks where they go: a batch
+	// that leaves the ranges of Segment.Only must end with ErrBounds.
 	Guards bool
 
 	// Start starts the second process, somewhere else than here: in a network namespace, say. Nil
@@ -96,29 +97,30 @@ type Harness struct {
 	// a second.
 	Grace time.Duration
 
-	// Syncs has a backend that is about to be used, and whose peers have CanDurable, tell of its
-	// syncs: begun is called before one begins, ended when it has ended and no job was told yet, in
-	// the same order. Nil: what syncs cover is not looked at.
+	// Syncs makes a backend whose peers have CanDurable report its syncs. The suite calls it before
+	// it uses b. b calls begun before a sync begins; ended after it has ended, before a batch
+	// completes for it, and in the same order. Nil: the suite does not check what syncs cover.
 	Syncs func(b driver.Backend, begun, ended func())
 
-	// Park has the first goroutine of this process that comes to a spot call f there, and stand
-	// until f returns; a nil f ends that. Spots lie, in the initiator, between a check and the act
-	// that relies on it: a write of some KiB must pass all of them. OwnerSpots are those of an
-	// owner that places the bytes itself. Nil: the backend has no such spots.
+	// Park makes the first goroutine of this process that reaches a spot call f there; it goes on
+	// when f returns. A nil f ends that. A spot is a named point of the backend's code between a
+	// check and the act that relies on it (package testpoint). Spots are in the initiator: a write
+	// of some KiB must pass all of them. OwnerSpots are in an owner that places the bytes itself.
+	// Nil: the backend has no spots.
 	Park              func(spot string, f func())
 	Spots, OwnerSpots []string
 
-	// Disturb breaks connections that peers have opened to b, or the network below them, as b's
-	// peers write. Afterwards mend makes peers come through again. Nil: there is nothing to break.
+	// Disturb breaks connections that peers have opened to b, or the network under them, while they
+	// write. mend repairs it, so that peers reach b again. Nil: there is nothing to break.
 	Disturb func(b driver.Backend, random *rand.Rand) (mend func())
 
-	// Wirings leaves the others out. Only names the checks to run, Without those to leave out: for
-	// a harness that differs little from another of the same backend.
+	// Wirings are the wirings to run; zero is all. Only names the checks to run, Without those not
+	// to run: for a harness that differs little from another of the same backend.
 	Wirings       Wiring
 	Only, Without []string
 
-	limit time.Duration // of every single wait
-	late  func()        // waits for what a backend that is wrong on purpose does late
+	limit     time.Duration // of every single wait
+	awaitLate func()        // waits for the late writes of a sabotaged backend
 }
 
 // Wiring is a set of ways in which two sides are connected.
@@ -133,15 +135,15 @@ const (
 
 const (
 	everywhere = Self | Pair | Processes
-	apart      = Pair | Processes
-	here       = Self | Pair
+	apart      = Pair | Processes // two backends
+	here       = Self | Pair      // one process
 )
 
 var wiringNames = map[Wiring]string{Self: "self", Pair: "pair", Processes: "processes"}
 
-// Moving are the checks that look at where bytes lie and how they are cut: all that a place, a kind
-// of memory or a limit can make different. Streaming look at connections: all that their addresses,
-// their number and their encryption can make different.
+// Moving and Streaming are checks for Harness.Only. Moving are those whose result may depend on the
+// kind of memory, where it lies, and how batches are cut. Streaming are those whose result may
+// depend on the connections: their addresses, their number and their encryption.
 var (
 	Moving = []string{"Lengths", "ManyDescriptors", "Patterns", "Load", "Cancel", "NoAllocation",
 		"Durable", "Random"}
@@ -165,7 +167,7 @@ func (h Harness) withDefaults() Harness {
 	return h
 }
 
-// leaks returns a function that lists what is left behind from now on.
+// leaks returns a function that lists what was opened after this call and is still open.
 func (h *Harness) leaks() func() []string { return testkit.Leaks(min(h.limit, 20*time.Second)) }
 
 // wirings returns what the backend can do of what the harness asks for.
@@ -180,7 +182,7 @@ func (h *Harness) wirings(caps driver.Caps) (list []Wiring) {
 	return list
 }
 
-// check is one promise of the contract, tried.
+// check tests one promise of the contract.
 type check struct {
 	name    string
 	wirings Wiring
@@ -191,11 +193,11 @@ type check struct {
 // The flags of Random, which every test binary of a backend has.
 var (
 	randomSeed = flag.Uint64("drivertest.seed", 0,
-		"of Random; 0 is always the same for a short run, "+
-			"and else drawn")
+		"seed of the check Random; 0 is a fixed one for a "+
+			"short run, and else a random one")
 	randomFor = flag.Duration("drivertest.stress", 0,
-		"how long Random runs over each wiring; 0 is "+
-			"for a short run")
+		"how long the check Random runs over each wiring; "+
+			"0 is a short run")
 )
 
 // mainCalled guards against a test binary without Main: its second process would run all tests
@@ -218,8 +220,8 @@ func Main(m *testing.M, harnesses ...Harness) {
 }
 
 // Run runs every check of the contract that the bits of the backend's peers call for, over every
-// wiring. That a peer refuses what it has no bit for is checked, too. Under the race detector a
-// backend that is not connected to itself alone has that wiring in the soak only.
+// wiring. It also checks that peers refuse what they have no bit for. Under the race detector the
+// wiring Self runs in the soak only, unless it is the only one.
 func Run(t *testing.T, h Harness) {
 	h = h.withDefaults()
 	b, err := h.New()

@@ -18,11 +18,11 @@ func checkPeerKilled(t *test) {
 	l, target, r, source := t.local(size), t.local(size), t.remote(size), t.remote(size)
 	conn := uint64(0)
 	if t.can(driver.CanNotify) {
-		conn = t.farTells(t.back(), []byte("before the end"))
+		conn = t.farTells(t.connectBack(), []byte("before the end"))
 		t.fillAnswers(conn)
 	}
-	writes := t.burst(driver.Write, l, r, count, false)
-	reads := t.burst(driver.Read, target, source, count, false)
+	writes := t.submitParts(driver.Write, l, r, count, false)
+	reads := t.submitParts(driver.Read, target, source, count, false)
 	t.peer.Cancel(writes[0].tag) // must not keep it from completing
 	killed := make(chan error, 1)
 	go func() { killed <- t.proc.kill() }()
@@ -31,24 +31,24 @@ func checkPeerKilled(t *test) {
 		if err != nil || got[0].Conn != conn || got[0].Err == nil {
 			t.broken("asleep for the last message of a killed peer: %v, %v", got, err)
 		}
-		t.wants(t.host.answer(conn, nil), "answer a killed peer, which had no room",
+		t.wantErr(t.host.answer(conn, nil), "answer a killed peer, which had no room",
 			driver.ErrPeerLost)
 	}
 	t.ok(<-killed, "kill")
 	for _, p := range writes {
-		t.wants(t.await(p.tag), "a write in flight when the peer was killed", nil,
+		t.wantErr(t.await(p.tag), "a write in flight when the peer was killed", nil,
 			driver.ErrPeerLost, driver.ErrAborted)
 	}
-	_, refill := t.ends("a read in flight when the peer was killed", reads, nil,
+	_, refill := t.awaitAll("a read in flight when the peer was killed", reads, nil,
 		driver.ErrPeerLost, driver.ErrAborted)
 	refill()
 	t.until("Lost of a killed peer", func() bool { return closed(t.peer.Lost()) })
-	t.wants(t.outcomeOf(t.whole(driver.Write, l, r)), "a write to a killed peer",
+	t.wantErr(t.outcomeOf(t.whole(driver.Write, l, r)), "a write to a killed peer",
 		driver.ErrPeerLost)
-	t.hearsNoMore(t.near)
+	t.expectNoMessages(t.near)
 	target.expect("behind reads from a peer that was killed")
-	t.closes("a killed peer", t.peer.Close)
-	if t.tries("a killed process", t.addr, time.Second) == nil {
+	t.closeInTime("a killed peer", t.peer.Close)
+	if t.tryConnect("a killed process", t.addr, time.Second) == nil {
 		t.Errorf("connect to a killed process: no error")
 	}
 }
@@ -56,9 +56,10 @@ func checkPeerKilled(t *test) {
 // checkPeerFrozen closes the peer, and then the backend, while the far side stands still with work
 // in flight, of which the kernel or a device has had time to take the bytes.
 func checkPeerFrozen(t *test) {
-	t.closeFrozen(50*time.Millisecond, func() { t.closes("a frozen peer", t.peer.Close) }, func() {
-		_ = t.tries("a frozen process", t.addr, 100*time.Millisecond) // in time is all
-		t.closes("the backend of a frozen peer", t.host.b.Close)
+	closePeer := func() { t.closeInTime("a frozen peer", t.peer.Close) }
+	t.closeFrozen(50*time.Millisecond, closePeer, func() {
+		_ = t.tryConnect("a frozen process", t.addr, 100*time.Millisecond) // in time is all
+		t.closeInTime("the backend of a frozen peer", t.host.b.Close)
 		t.host = t.open("second near")
 		t.near = &side{t, "second near", t.host}
 	})
@@ -67,9 +68,10 @@ func checkPeerFrozen(t *test) {
 // checkPeerThawed closes the peer alone, and goes on with the same backend when the far side does;
 // and then the backend, at once and with all its peers.
 func checkPeerThawed(t *test) {
-	closePeer := func() { t.closes("a frozen peer", t.peer.Close) }
+	closePeer := func() { t.closeInTime("a frozen peer", t.peer.Close) }
 	t.closeFrozen(50*time.Millisecond, closePeer, func() {})
-	t.closeFrozen(0, func() { t.closes("a backend with a frozen peer", t.host.b.Close) }, func() {
+	closeBackend := func() { t.closeInTime("a backend with a frozen peer", t.host.b.Close) }
+	t.closeFrozen(0, closeBackend, func() {
 		t.host = t.open("second near")
 		t.near = &side{t, "second near", t.host}
 	})
@@ -95,11 +97,11 @@ func (t *test) closeFrozen(pause time.Duration, closing, beside func()) {
 		})
 	}
 	t.ok(t.proc.freeze(), "freeze")
-	writes := t.burst(driver.Write, l, r, count, false)
-	reads := t.burst(driver.Read, target, source, count, false)
+	writes := t.submitParts(driver.Write, l, r, count, false)
+	reads := t.submitParts(driver.Read, target, source, count, false)
 	time.Sleep(pause)
 	closing()
-	refill := t.over(append(writes, reads...), nil, driver.ErrClosed, driver.ErrAborted,
+	refill := t.awaitClosed(append(writes, reads...), nil, driver.ErrClosed, driver.ErrAborted,
 		driver.ErrPeerLost, driver.ErrUnproven, driver.ErrTimeout)
 	beside()
 	t.ok(t.proc.thaw(), "thaw")
@@ -148,7 +150,7 @@ func checkConnect(t *test) {
 		t.ok(gone.b.Close(), "close")
 	}
 	for what, addr := range addrs {
-		if t.tries(what, addr, time.Second) == nil {
+		if t.tryConnect(what, addr, time.Second) == nil {
 			t.Errorf("connect to %s: no error", what)
 		}
 	}
@@ -164,21 +166,21 @@ func checkConnect(t *test) {
 		if err == nil {
 			_ = other.Close()
 		} else {
-			t.wants(err, "connect with a context that is over", context.Canceled)
+			t.wantErr(err, "connect with a context that is over", context.Canceled)
 		}
 		return nil
 	})
 	t.peer = p
-	t.imports(r)
+	t.importMemory(r)
 	under := t.submit(t.whole(driver.Write, l, r))
 	if lost != nil && closed(lost) {
 		t.Errorf("Lost is closed although the peer is there")
 	}
-	t.closes("peer", first.Close)
-	t.lands("by one connection when another was closed", under)
+	t.closeInTime("peer", first.Close)
+	t.awaitSuccess("by one connection when another was closed", under)
 	t.move(batch(driver.Read, desc(l, 0, r, 77, 64)))
 	t.ok(r.revoke(), "revoke")
 	r.expect("after another connection was closed")
 	l.expect("after another connection was closed")
-	t.closes("peer", p.Close)
+	t.closeInTime("peer", p.Close)
 }

@@ -12,12 +12,12 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// The ways in which a program spoils memory that is registered.
+// The ways in which a program spoils memory that it has registered.
 const (
 	unmapped  = "unmapped"
-	protected = "protected" // neither to be read nor to be written
-	unwritten = "read-only"
-	cut       = "cut" // the file under it
+	protected = "protected" // it can be neither read nor written
+	readOnly  = "read-only"
+	truncated = "truncated" // the file that it maps is shorter
 )
 
 // spoilAddress is far below the addresses that the kernel gives away: no other mapping of the
@@ -26,7 +26,8 @@ const spoilAddress, spoilStride = 1 << 44, 1 << 30
 
 var spoilNext atomic.Uintptr
 
-// spoilable makes host memory of n bytes, whole pages, of which spoil takes the second half.
+// spoilable makes host memory of n bytes, whole pages, the second half of which spoil makes
+// unusable.
 func spoilable(n uint64, how string) (*Space, error) {
 	fd, err := unix.MemfdCreate("drivertest", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -47,8 +48,8 @@ func spoilable(n uint64, how string) (*Space, error) {
 	spoil := map[string]func() error{
 		unmapped:  func() error { return unix.MunmapPtr(unsafe.Pointer(&half[0]), uintptr(n/2)) },
 		protected: func() error { return unix.Mprotect(half, unix.PROT_NONE) },
-		unwritten: func() error { return unix.Mprotect(half, unix.PROT_READ) },
-		cut:       func() error { return unix.Ftruncate(fd, int64(n/2)) },
+		readOnly:  func() error { return unix.Mprotect(half, unix.PROT_READ) },
+		truncated: func() error { return unix.Ftruncate(fd, int64(n/2)) },
 	}[how]
 	free := func() error {
 		_ = unix.Close(fd)

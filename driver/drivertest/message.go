@@ -57,7 +57,7 @@ func checkMessageBehindItsBytes(t *test) {
 			t.apply(b)
 			sums = append(sums, sum(r.model()[i*slot:][:slot]))
 		}
-		t.lands("with a message", list...)
+		t.awaitSuccess("with a message", list...)
 		for i, m := range got() {
 			if m.Err != nil || m.Sum != sums[i] {
 				t.broken("message %d of round %d (%q, %v) came before its bytes", i, round, m.Data,
@@ -92,8 +92,8 @@ func checkMessageOrder(t *test) {
 		sent = append(sent, pattern(make([]byte, n), uint64(i)))
 		list = append(list, t.submit(withMessage(b, sent[i])))
 	}
-	t.lands("with a message", list...)
-	t.heard(got(), sent...)
+	t.awaitSuccess("with a message", list...)
+	t.checkMessages(got(), sent...)
 	t.refused("a message longer than MessageMax", nil, messageAlone(make([]byte, most+1)))
 	t.compare("after all messages")
 }
@@ -128,7 +128,7 @@ func checkMessageBackPressure(t *test) {
 	}
 	hear := func(got func() []message) {
 		msgs := got()
-		t.heard(msgs, numbered(heard, len(msgs), size)...)
+		t.checkMessages(msgs, numbered(heard, len(msgs), size)...)
 		heard += len(msgs)
 	}
 	for range 3 {
@@ -168,11 +168,11 @@ func checkMessageOfFailed(t *test) {
 	for _, size := range []uint64{64, n} {
 		b := withMessage(t.part(driver.Write, l, 0, r, 0, size),
 			[]byte("not to come"))
-		t.wants(t.outcomeOf(b), "a message behind memory that was revoked", driver.ErrRevoked)
+		t.wantErr(t.outcomeOf(b), "a message behind memory that was revoked", driver.ErrRevoked)
 	}
-	delete(t.remotes, r.as)
+	delete(t.remotes, r.importKey)
 	t.tell([]byte("the next to come"))
-	t.hearsNoMore(t.far)
+	t.expectNoMessages(t.far)
 	r.expect("after batches that failed")
 }
 
@@ -183,19 +183,19 @@ func checkLastMessage(t *test) {
 	l, r := t.local(size), t.far.shared(size)
 	var numbers []uint64
 	for round := range 4 {
-		t.imports(r)
+		t.importMemory(r)
 		conn := t.tell([]byte("first"))
 		if slices.Contains(numbers, conn) {
 			t.Errorf("connection %d is another's number", conn)
 		}
 		numbers = append(numbers, conn)
-		list := t.burst(driver.Write, l, r, count, true)
+		list := t.submitParts(driver.Write, l, r, count, true)
 		if round == 3 {
-			t.closes("backend", t.host.b.Close)
+			t.closeInTime("backend", t.host.b.Close)
 		} else {
-			t.closes("peer", t.peer.Close)
+			t.closeInTime("peer", t.peer.Close)
 		}
-		owed, _ := t.ends("a message in flight at Close", list, nil, driver.ErrClosed)
+		owed, _ := t.awaitAll("a message in flight at Close", list, nil, driver.ErrClosed)
 		if round == 3 && t.wiring == Self {
 			return // nobody is left to receive
 		}
@@ -215,9 +215,9 @@ func checkLastMessage(t *test) {
 		if len(owed) > 0 {
 			t.broken("the last message came, and those of %d batches have not", owed)
 		}
-		t.hearsNoMore(t.far)
+		t.expectNoMessages(t.far)
 		if round < 3 {
-			delete(t.remotes, r.as)
+			delete(t.remotes, r.importKey)
 			t.connect()
 		}
 	}
@@ -256,7 +256,7 @@ func checkAnswers(t *test) {
 		}
 		msg := pattern(make([]byte, n), uint64(i))
 		t.far.must(request{Do: "answer", Conn: conn, Data: msg})
-		if got := t.hears(t.near, msg); got != p.Conn() {
+		if got := t.expectMessages(t.near, msg); got != p.Conn() {
 			t.broken("an answer came by connection %d, want %d", got, p.Conn())
 		}
 	}
@@ -266,24 +266,25 @@ func checkAnswers(t *test) {
 	}
 	for _, conn := range []uint64{0, max(first, second) + 1000, 1 << 63, math.MaxUint64} {
 		_, err = t.far.try(request{Do: "answer", Conn: conn, Data: []byte("x")})
-		t.wants(err, fmt.Sprintf("answer connection %d, which never was", conn), driver.ErrPeerLost)
+		t.wantErr(err, fmt.Sprintf("answer connection %d, which never was", conn),
+			driver.ErrPeerLost)
 	}
-	t.wants(t.host.b.Answer(t.peer.Conn(), nil), "answer a connection of our own",
+	t.wantErr(t.host.b.Answer(t.peer.Conn(), nil), "answer a connection of our own",
 		driver.ErrPeerLost)
 
 	// The near side answers the far one, which does not receive, until it is full, and then sleeps.
-	conn := t.farTells(t.back(), []byte("a lot, please"))
+	conn := t.farTells(t.connectBack(), []byte("a lot, please"))
 	sent, msg := t.fillAnswers(conn)
 	got := t.receiving(t.far, sent+10, false)
 	for i := range 10 {
 		t.ok(t.host.answer(conn, pattern(msg, uint64(sent+i))), "answer where there was no room")
 	}
-	t.heard(got(), numbered(0, sent+10, len(msg))...)
-	t.closes("peer", firstPeer.Close)
-	if last := t.hearsLast(t.far); last != first {
+	t.checkMessages(got(), numbered(0, sent+10, len(msg))...)
+	t.closeInTime("peer", firstPeer.Close)
+	if last := t.expectLastMessage(t.far); last != first {
 		t.broken("connection %d closed, and %d has a last message", first, last)
 	}
 	_, err = t.far.try(request{Do: "answer", Conn: first, Data: []byte("late")})
-	t.wants(err, "answer a connection that has closed", driver.ErrPeerLost)
-	t.hearsNoMore(t.near)
+	t.wantErr(err, "answer a connection that has closed", driver.ErrPeerLost)
+	t.expectNoMessages(t.near)
 }

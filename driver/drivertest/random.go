@@ -86,7 +86,7 @@ func checkRandom(t *test) {
 			action, name = func(w *way) {
 				region := r.IntN(regionCount)
 				r.revoke(w, region)
-				r.imports(w, region)
+				r.importToken(w, region)
 			}, "revoke"
 		case dice < 36:
 			action, name = r.drop, "drop"
@@ -131,7 +131,7 @@ func (r *random) reconnect(w *way) {
 	addr := w.to.must(request{Do: "addr"}).Data
 	w.peer = w.from.must(request{Do: "connect", Data: addr}).ID
 	for _, m := range w.regions {
-		m.as = w.from.imports(w.peer, m.token)
+		m.importKey = w.from.importToken(w.peer, m.token)
 	}
 }
 
@@ -153,7 +153,7 @@ func (r *random) submit(w *way) {
 	if r.can(driver.CanPattern) && r.IntN(3) == 0 {
 		count := 1 + r.IntN(20)
 		p := &driver.Pattern{Run: 1 + r.Uint64N(slotLen/uint64(count)/2), Count: count,
-			LocalKey: w.local.key, RemoteKey: remote.as, Local: driver.Side{Base: lBase,
+			LocalKey: w.local.key, RemoteKey: remote.importKey, Local: driver.Side{Base: lBase,
 				Stride: slotLen / uint64(count)}, Remote: driver.Side{Base: rBase,
 				Stride: slotLen / uint64(count)}}
 		for i := range uint32(count) {
@@ -166,7 +166,7 @@ func (r *random) submit(w *way) {
 		for i := range count {
 			d := driver.Desc{Local: lBase + (count-1-i)*(slotLen/count),
 				Remote: rBase + i*(slotLen/count),
-				Len:    max(1, n/count/(1+i)), LocalKey: w.local.key, RemoteKey: remote.as}
+				Len:    max(1, n/count/(1+i)), LocalKey: w.local.key, RemoteKey: remote.importKey}
 			b.Descs = append(b.Descs, d)
 		}
 	}
@@ -234,7 +234,7 @@ func (r *random) finish(w *way, f *flight, allowed ...error) {
 	}
 	what := fmt.Sprintf("%v of the %s side (cancelled: %v, revoked: %v)", f.batch.Op, w.from.name,
 		f.cancelled, f.revoked)
-	r.wants(f.err, what, append(allowed, nil)...)
+	r.wantErr(f.err, what, append(allowed, nil)...)
 	switch {
 	case f.revoked && f.batch.Op == driver.Write: // the memory has had another use since
 	case f.err == nil:
@@ -294,15 +294,15 @@ func (r *random) settle() {
 		if !r.can(driver.CanNotify) {
 			for i := range w.regions { // what makes writes visible otherwise
 				r.ok(w.regions[i].revoke(), "revoke")
-				w.regions[i].again()
-				r.imports(w, i)
+				w.regions[i].reregister()
+				r.importToken(w, i)
 			}
 			continue
 		}
 		r.hear(w, false)
 		b := messageAlone([]byte("all is there"))
 		w.from.run(w.peer, b)
-		r.hears(w.to, b.Notify)
+		r.expectMessages(w.to, b.Notify)
 	}
 	for _, sp := range r.spaces {
 		sp.expect("when all is settled")
@@ -317,23 +317,23 @@ func (r *random) revoke(w *way, region int) {
 	}
 	r.ok(m.revoke(), "revoke")
 	m.refill()
-	m.again()
+	m.reregister()
 	for _, f := range slices.Concat(w.flights, w.unheard) {
 		f.revoked = f.revoked || f.region == region
 	}
 }
 
-// imports gives the initiator the present token.
-func (r *random) imports(w *way, region int) {
+// importToken gives the initiator the present token.
+func (r *random) importToken(w *way, region int) {
 	m := w.regions[region]
-	m.as = w.from.imports(w.peer, m.token)
+	m.importKey = w.from.importToken(w.peer, m.token)
 }
 
 // drop forgets a key and imports the memory again. What is under way is not disturbed.
 func (r *random) drop(w *way) {
 	region := r.IntN(regionCount)
-	old := w.regions[region].as
-	r.imports(w, region)
+	old := w.regions[region].importKey
+	r.importToken(w, region)
 	w.from.must(request{Do: "drop", Peer: w.peer, Key: old})
 }
 
@@ -366,7 +366,7 @@ func (r *random) freeze() {
 	}
 	r.ok(r.proc.thaw(), "thaw")
 	for i := range regionCount {
-		r.imports(back, i)
+		r.importToken(back, i)
 	}
 	if closes {
 		r.closed(out)
@@ -383,7 +383,7 @@ func (r *random) killed(conns int) {
 	}
 	for _, f := range out.flights {
 		err := r.await(f.tag)
-		r.wants(err, "a batch in flight when the peer was killed", nil, driver.ErrPeerLost,
+		r.wantErr(err, "a batch in flight when the peer was killed", nil, driver.ErrPeerLost,
 			driver.ErrAborted, driver.ErrRevoked)
 		if f.batch.Op == driver.Read {
 			f.target.fill(f.target.off+f.at, slotLen)
@@ -416,7 +416,7 @@ func leaseLasts(i int) bool { return i < leaseParts && i%5 == 2 }
 // kills it: behind a revoke no byte of it lands, and in the leases that last its writes go on.
 func (r *random) storm() {
 	r.settle()
-	back := r.back()
+	back := r.connectBack()
 	from := r.far.local(2 * leaseLen)
 	whole := r.near.shared(leaseParts * leaseLen)
 	var leases []*memory
@@ -510,13 +510,13 @@ func (r *random) stormEnds(back int, frozen, lossy bool) {
 		r.ok(r.proc.thaw(), "thaw")
 	}
 	if _, err := r.far.try(request{Do: "end"}); err != nil && lossy {
-		r.wants(err, "writes by connections that broke", driver.ErrPeerLost)
+		r.wantErr(err, "writes by connections that broke", driver.ErrPeerLost)
 	} else {
 		r.ok(err, "writes to leases that were revoked")
 	}
 	r.far.must(request{Do: "close peer", Peer: back})
 	if r.can(driver.CanNotify) {
-		r.hearsLast(r.near)
+		r.expectLastMessage(r.near)
 	}
 	if !lossy {
 		return
@@ -524,7 +524,7 @@ func (r *random) stormEnds(back int, frozen, lossy bool) {
 	w := r.ways[1]
 	w.from.must(request{Do: "close peer", Peer: w.peer})
 	if r.can(driver.CanNotify) {
-		r.hearsLast(r.near)
+		r.expectLastMessage(r.near)
 	}
 	r.reconnect(w)
 }

@@ -16,7 +16,7 @@ import (
 // wait is longer than limit.
 func failures(tb testing.TB, h Harness, w Wiring, name string, limit time.Duration) []string {
 	tb.Helper()
-	h.limit, h.late = limit, settled
+	h.limit, h.awaitLate = limit, settled
 	i := slices.IndexFunc(checks, func(c check) bool { return c.name == name })
 	if i < 0 || checks[i].wirings&w == 0 {
 		tb.Fatalf("no check over %v is called %q", wiringNames[w], name)

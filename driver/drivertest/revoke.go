@@ -24,8 +24,8 @@ func checkRevoke(t *test) {
 	const n = 100 << 10
 	l, whole := t.local(4*n), t.remote(4*n)
 	r, overlap := whole.registerPart(n, n), whole.registerPart(n+n/2, n)
-	t.imports(r)
-	t.imports(overlap)
+	t.importMemory(r)
+	t.importMemory(overlap)
 	var old [][]byte
 	for round := range 5 {
 		t.move(t.part(driver.Write, l, 0, r, 0, n))
@@ -33,7 +33,7 @@ func checkRevoke(t *test) {
 			t.ok(r.revoke(), "revoke")
 			r.expect("after a revoke, which makes finished writes visible")
 		} else if err := r.revokeAtOnce(); err != nil {
-			t.wants(err, "revoke with a context that is over", context.Canceled)
+			t.wantErr(err, "revoke with a context that is over", context.Canceled)
 		}
 		old = append(old, r.token)
 		dead := *r
@@ -41,24 +41,24 @@ func checkRevoke(t *test) {
 			for _, op := range bothOps {
 				for _, size := range []uint64{64, n} {
 					b := t.part(op, l, n, &dead, 0, size)
-					t.wants(t.outcomeOf(b), fmt.Sprintf("%v of %d bytes %s", op, size, when),
+					t.wantErr(t.outcomeOf(b), fmt.Sprintf("%v of %d bytes %s", op, size, when),
 						driver.ErrRevoked)
 				}
 			}
 			for _, token := range old {
 				_, _, err := t.peer.Import(token)
-				t.wants(err, "import a token of memory "+when, driver.ErrRevoked)
+				t.wantErr(err, "import a token of memory "+when, driver.ErrRevoked)
 			}
 			if when[5] == 'i' {
 				t.ok(r.revoke(), "revoke once more")
-				r.again()
+				r.reregister()
 			}
 		}
 		l.refill()
 		t.move(t.part(driver.Write, l, 0, whole, 0, 2*n))
 		t.move(t.part(driver.Write, l, 2*n, overlap, 0, n))
 		t.forget(&dead)
-		t.imports(r)
+		t.importMemory(r)
 		t.move(batch(driver.Write, desc(l, 77, r, 99, 1000)))
 		t.move(batch(driver.Read, desc(l, n, r, 0, 1000)))
 		t.compare("after a revoke of a part")
@@ -66,7 +66,7 @@ func checkRevoke(t *test) {
 	began := time.Now()
 	for range 300 {
 		t.ok(r.revoke(), "revoke idle memory")
-		r.again()
+		r.reregister()
 	}
 	if took := time.Since(began); took > max(t.h.limit, 150*t.h.Grace) {
 		t.Errorf("300 revokes of idle memory took %v: each waits its grace", took)
@@ -89,12 +89,12 @@ func (t *test) attack(op driver.Op, back int, l, r *memory) {
 // have ended.
 func (t *test) attackEnds() {
 	_, err := t.far.try(request{Do: "end"})
-	t.wants(err, "batches with a token of a past epoch", driver.ErrRevoked)
+	t.wantErr(err, "batches with a token of a past epoch", driver.ErrRevoked)
 }
 
 // checkRevokeUnderWrites revokes memory that is written to, and memory that is read.
 func checkRevokeUnderWrites(t *test) {
-	back := t.back()
+	back := t.connectBack()
 	l := t.far.local(big)
 	for round := range 8 {
 		r := t.near.shared(big)
@@ -124,7 +124,7 @@ func checkRevokeUnderWrites(t *test) {
 // and lets the writer go on: nothing lands. Half of the memory is ranges, between which the owner's
 // program goes on writing.
 func checkRevokeFrozen(t *test) {
-	back := t.back()
+	back := t.connectBack()
 	l := t.far.local(big)
 	for round := range 8 {
 		var only driver.Ranges
@@ -144,7 +144,7 @@ func checkRevokeFrozen(t *test) {
 		t.ok(t.proc.freeze(), "freeze")
 		if round%4 < 2 {
 			if err := r.revokeAtOnce(); err != nil {
-				t.wants(err, "revoke with a context that is over", context.Canceled)
+				t.wantErr(err, "revoke with a context that is over", context.Canceled)
 			}
 		}
 		stop := func() {}
@@ -159,7 +159,7 @@ func checkRevokeFrozen(t *test) {
 		t.attackEnds()
 		r.expect("behind a revoke, when the writes had ended")
 		beside.expect("beside memory that was revoked")
-		r.again()
+		r.reregister()
 		t.far.run(back, t.inward(driver.Write, back, l, r, 4096))
 		t.ok(r.revoke(), "revoke")
 		copy(r.model(), l.model()[:4096])
@@ -197,7 +197,7 @@ func (t *test) writesBeside(sp *space, off, n uint64) (stop func()) {
 // checkRevokeKilled kills the writer in the midst of writes: a dead peer holds nothing up, and
 // nothing of it lands, also when its connection has had its last message.
 func checkRevokeKilled(t *test) {
-	back := t.back()
+	back := t.connectBack()
 	l, r := t.far.local(big), t.near.shared(big)
 	if t.can(driver.CanNotify) {
 		t.farTells(back, []byte("before the end"))
@@ -207,7 +207,7 @@ func checkRevokeKilled(t *test) {
 	t.ok(r.revoke(), "revoke when the writer is dead")
 	r.staysRevoked("when the writer was killed")
 	if t.can(driver.CanNotify) {
-		t.hearsLast(t.near)
+		t.expectLastMessage(t.near)
 		r.expect("when the connection of a killed writer had ended")
 	}
 }
@@ -221,7 +221,7 @@ func checkRevokeParked(t *test) {
 		return
 	}
 	const n = 64 << 10
-	back := t.back()
+	back := t.connectBack()
 	l := t.far.local(n)
 	for i, spot := range slices.Concat(t.h.Spots, t.h.OwnerSpots) {
 		on, owners := t.far, i >= len(t.h.Spots)
@@ -251,7 +251,7 @@ func checkRevokeParked(t *test) {
 				r = t.near.shared(n)
 			} else {
 				r.staysRevoked("behind a revoke while a goroutine stands at %q", spot)
-				r.again()
+				r.reregister()
 			}
 			b := t.inward(driver.Write, back, l, r, 64)
 			b.Descs[0].Local, b.Descs[0].Remote = n/2, n/2
@@ -276,7 +276,7 @@ func checkRenew(t *test) {
 	far := t.remote(n)
 	back := -1
 	if t.caps.Pairs.Serves(t.host.space(l.id).Segment.Kind, t.host.space(r.id).Segment.Kind) {
-		back = t.back()
+		back = t.connectBack()
 	}
 	for round := range 12 {
 		m, write := l, round%2 == 1 && back >= 0
@@ -312,7 +312,7 @@ func checkRenew(t *test) {
 		}
 		if write {
 			t.ok(m.revoke(), "revoke") // makes the write visible
-			m.again()
+			m.reregister()
 		}
 		m.expect("beside a Renew, round %d", round)
 		far.refill()
@@ -341,7 +341,7 @@ func checkTokens(t *test) {
 	}
 	bad := func(what string, token []byte, want ...error) {
 		key, _, err := t.peer.Import(token)
-		t.wants(err, "import a token "+what, want...)
+		t.wantErr(err, "import a token "+what, want...)
 		if err == nil {
 			t.peer.Drop(key)
 		}
@@ -363,7 +363,7 @@ func checkTokens(t *test) {
 	gone := t.near.local(100)
 	t.ok(gone.revoke(), "revoke")
 	_, err = t.host.region(gone.reg).mem.AppendToken(nil)
-	t.wants(err, "a token of memory that was revoked", driver.ErrClosed)
+	t.wantErr(err, "a token of memory that was revoked", driver.ErrClosed)
 	stranger := &side{t, "other", t.open("other")}
 	for range 3 {
 		bad("of another backend", stranger.shared(n).token, driver.ErrBadToken)

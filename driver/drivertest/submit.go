@@ -91,16 +91,17 @@ func checkNotKept(t *test) {
 		t.apply(b)
 		list = append(list, posted{tag, batch(driver.Write)})
 		for i := range b.Descs {
-			b.Descs[i] = driver.Desc{Local: 1, Remote: 2, Len: 3, LocalKey: l.key, RemoteKey: r.as}
+			b.Descs[i] = driver.Desc{Local: 1, Remote: 2, Len: 3, LocalKey: l.key,
+				RemoteKey: r.importKey}
 		}
 		if p != nil {
 			p.Loops[0] = driver.Loop{N: 3, Local: 1, Remote: 1}
-			*p = driver.Pattern{Run: 1, Count: 1, LocalKey: l.key, RemoteKey: r.as}
+			*p = driver.Pattern{Run: 1, Count: 1, LocalKey: l.key, RemoteKey: r.importKey}
 		}
 		clear(msg)
 	}
-	t.lands("changed behind Submit", list...)
-	t.hears(t.far, sent...)
+	t.awaitSuccess("changed behind Submit", list...)
+	t.expectMessages(t.far, sent...)
 	t.compare("after batches that were changed behind Submit")
 }
 
@@ -125,8 +126,9 @@ func (t *test) eachWay(what string, want error, op driver.Op, good, bad driver.D
 		ways[" that is durable"] = &driver.Batch{Op: op, Descs: []driver.Desc{bad}, Durable: true}
 	}
 	if t.can(driver.CanPattern) {
-		ways[" as a pattern"] = shaped(op, &memory{key: bad.LocalKey}, &memory{as: bad.RemoteKey},
-			driver.Pattern{Run: bad.Len, Count: 1, Local: driver.Side{Base: bad.Local},
+		ways[" as a pattern"] = shaped(op, &memory{key: bad.LocalKey},
+			&memory{importKey: bad.RemoteKey}, driver.Pattern{Run: bad.Len, Count: 1,
+				Local:  driver.Side{Base: bad.Local},
 				Remote: driver.Side{Base: bad.Remote}})
 	}
 	for way, b := range ways {
@@ -141,7 +143,7 @@ func checkBounds(t *test) {
 	lAll, rAll := t.local(3*n), t.remote(3*n)
 	l, r := lAll.registerPart(n, n), rAll.registerPart(n, n)
 	t.locals[l.key] = l
-	t.imports(r)
+	t.importMemory(r)
 	for _, op := range bothOps {
 		for _, o := range outside(n) {
 			for side, bad := range map[string]driver.Desc{"local": desc(l, o[0], r, 0, o[1]),
@@ -178,14 +180,14 @@ func checkKeys(t *test) {
 	l, r := t.local(n), t.remote(n)
 	dropped, closed, fixed := t.remote(n), t.local(n), t.far.allocate("shared", n)
 	readOnly := fixed.register(guard, n, request{ReadOnly: true})
-	t.imports(readOnly)
+	t.importMemory(readOnly)
 	t.forget(dropped)
 	t.ok(closed.revoke(), "revoke")
 	delete(t.locals, closed.key)
 	good := desc(l, 0, r, 0, n)
 	for _, op := range bothOps {
-		for _, key := range []uint32{r.as + 1000, r.as + 1<<16, 1 << 31, math.MaxUint32,
-			dropped.as} {
+		for _, key := range []uint32{r.importKey + 1000, r.importKey + 1<<16, 1 << 31,
+			math.MaxUint32, dropped.importKey} {
 			bad := good
 			bad.RemoteKey = key
 			t.eachWay(fmt.Sprintf("with remote key %d", key), driver.ErrBounds, op, good, bad)
@@ -196,7 +198,7 @@ func checkKeys(t *test) {
 			t.eachWay(fmt.Sprintf("with local key %d", key), driver.ErrBounds, op, good, bad)
 		}
 	}
-	for _, key := range []uint32{dropped.as, r.as + 1000, math.MaxUint32} {
+	for _, key := range []uint32{dropped.importKey, r.importKey + 1000, math.MaxUint32} {
 		t.peer.Drop(key) // of what is not there: ignored
 	}
 	t.eachWay("to read-only memory", driver.ErrReadOnly, driver.Write, good,
@@ -210,7 +212,7 @@ func checkKeys(t *test) {
 func checkCan(t *test) {
 	l, r := t.local(4096), t.remote(4096)
 	descs := []driver.Desc{desc(l, 0, r, 64, 64)}
-	p := &driver.Pattern{Run: 64, Count: 1, LocalKey: l.key, RemoteKey: r.as}
+	p := &driver.Pattern{Run: 64, Count: 1, LocalKey: l.key, RemoteKey: r.importKey}
 	for _, b := range []*driver.Batch{
 		{Descs: descs}, {Op: 3, Descs: descs}, {Op: driver.Write}, {Op: driver.Read},
 		{Op: driver.Read, Tail: driver.NotifyTail, Descs: descs},
@@ -248,7 +250,7 @@ func checkOnly(t *test) {
 		t.Log("not run: peers reach such memory as a whole alone")
 		return
 	}
-	t.remotes[r.as] = r
+	t.remotes[r.importKey] = r
 	for _, op := range bothOps {
 		for _, in := range ranges {
 			t.move(t.part(op, l, in.Off+7, r, in.Off, in.Len))
@@ -326,7 +328,7 @@ func checkPatterns(t *test) {
 			}
 			t.move(b)
 			if b.Tail != driver.NoTail {
-				t.hears(t.far, b.Notify)
+				t.expectMessages(t.far, b.Notify)
 			}
 			t.compare("after %v of pattern %d", op, i)
 			l.refill()
@@ -348,7 +350,7 @@ func checkPatternChanges(t *test) {
 			Local:  driver.Side{Stride: run, List: lists[0]},
 			Remote: driver.Side{Stride: run, List: lists[1]}}))
 		overwrite(lists[round/2%2], []uint32{slots, slots + 1, 1 << 20, math.MaxUint32}[round%4])
-		t.wants(t.await(p.tag), "a pattern whose list changes", nil, driver.ErrBounds)
+		t.wantErr(t.await(p.tag), "a pattern whose list changes", nil, driver.ErrBounds)
 		l.refill()
 		r.refill()
 		t.compare("after a pattern whose list changed")
@@ -377,35 +379,35 @@ func checkFaults(t *test) {
 		return
 	}
 	for _, on := range sides {
-		for _, how := range []string{unmapped, protected, unwritten, cut} {
+		for _, how := range []string{unmapped, protected, readOnly, truncated} {
 			bad := on.must(request{Do: "allocate", Kind: how, Len: size}).ID
 			reg := on.must(request{Do: "register", ID: bad, Len: size})
 			l, r := &memory{key: reg.Key, size: size}, t.remote(size)
 			if on == t.far {
 				l, r = t.local(size), &memory{size: size, token: reg.Data}
-				t.imports(r)
-				delete(t.remotes, r.as)
+				t.importMemory(r)
+				delete(t.remotes, r.importKey)
 			}
 			on.must(request{Do: "spoil", ID: bad})
 			for i, op := range bothOps {
-				if how == unwritten && (op == driver.Write) == (on == t.near) {
+				if how == readOnly && (op == driver.Write) == (on == t.near) {
 					continue // it is only read
 				}
 				what := fmt.Sprintf("%v, memory of the %s side is %s", op, on.name, how)
 				for _, at := range []driver.Range{{Off: 0, Len: size}, {Off: half - 50, Len: 100},
 					{Off: half, Len: 100000}} {
 					b := t.part(op, l, at.Off, r, at.Off, at.Len)
-					t.wants(t.outcomeOf(b), what, driver.ErrFault)
+					t.wantErr(t.outcomeOf(b), what, driver.ErrFault)
 					if t.can(driver.CanNotify) && op == driver.Write {
 						b = withMessage(b, []byte("must not arrive"))
-						t.wants(t.outcomeOf(b), what+", with a message", driver.ErrFault)
+						t.wantErr(t.outcomeOf(b), what+", with a message", driver.ErrFault)
 					}
 				}
 				if t.can(driver.CanPattern) {
 					b := shaped(op, l, r, driver.Pattern{Count: 8, Run: 200,
 						Local:  driver.Side{Base: half, Stride: 1000},
 						Remote: driver.Side{Base: half, Stride: 3000}})
-					t.wants(t.outcomeOf(b), what+", a pattern", driver.ErrFault)
+					t.wantErr(t.outcomeOf(b), what+", a pattern", driver.ErrFault)
 				}
 				good, other := t.local(10000), t.remote(10000)
 				t.move(t.whole(bothOps[1-i], good, other))

@@ -63,10 +63,11 @@ type memory struct {
 	reg   int
 	off   uint64 // in the space
 	size  uint64
-	key   uint32 // what its own side calls it
-	as    uint32 // what the other side calls it, once imported
+	key   uint32 // of its own side's backend
 	token []byte
-	how   request // how it was registered
+	how   request // by which it was registered
+
+	importKey uint32 // of the other side's peer, once imported
 }
 
 // newTest opens both sides and connects them. They are closed, and what they noted is reported,
@@ -134,13 +135,13 @@ func (t *test) connect() {
 	t.peerID, t.peer = id, t.host.peer(id)
 }
 
-// back is the far side's way to the near one.
-func (t *test) back() int {
+// connectBack connects the far side to the near one, and returns the number of the far side's peer.
+func (t *test) connectBack() int {
 	return t.far.must(request{Do: "connect", Data: t.host.b.Addr()}).ID
 }
 
-// tries connects to an address, within some time, and closes the peer again.
-func (t *test) tries(what string, addr []byte, limit time.Duration) error {
+// tryConnect connects to an address, within some time, and closes the peer again.
+func (t *test) tryConnect(what string, addr []byte, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	return t.inTime("connect to "+what, func() error {
@@ -176,8 +177,8 @@ func (s *side) run(peer int, b *driver.Batch) {
 	s.must(request{Do: "await", Tag: tag})
 }
 
-// imports has a side import a token by one of its peers.
-func (s *side) imports(peer int, token []byte) (key uint32) {
+// importToken has a side import a token by one of its peers.
+func (s *side) importToken(peer int, token []byte) (key uint32) {
 	return s.must(request{Do: "import", Peer: peer, Data: token}).Key
 }
 
@@ -222,8 +223,8 @@ func (t *test) ok(err error, what string, args ...any) {
 	}
 }
 
-// wants fails the check unless err is one of those wanted; nil is one, too.
-func (t *test) wants(err error, what string, want ...error) {
+// wantErr fails the check unless err is one of those wanted, of which nil may be one.
+func (t *test) wantErr(err error, what string, want ...error) {
 	for _, w := range want {
 		if err == nil && w == nil || w != nil && errors.Is(err, w) {
 			return
@@ -242,7 +243,7 @@ func (t *test) inTime(what string, f func() error) error {
 	return err
 }
 
-// until looks again and again until the condition holds.
+// until waits until the condition holds.
 func (t *test) until(what string, condition func() bool) {
 	for w := newWait(t.h.limit); !condition(); {
 		if !w.more() {
@@ -269,12 +270,12 @@ func (s *side) allocate(kind string, n uint64) *space {
 func (sp *space) register(off, n uint64, q request) *memory {
 	q.Do, q.ID, q.Off, q.Len = "register", sp.id, off, n
 	m := &memory{space: sp, off: off, size: n, how: q}
-	m.again()
+	m.reregister()
 	return m
 }
 
-// again registers m once more, when it was revoked.
-func (m *memory) again() {
+// reregister registers m once more, after it was revoked.
+func (m *memory) reregister() {
 	r := m.on.must(m.how)
 	m.reg, m.key, m.token = r.ID, r.Key, r.Data
 }
@@ -307,7 +308,7 @@ func (s *side) sharedRanges(n uint64, only driver.Ranges, to *side, peer int) *m
 		return nil
 	}
 	s.ok(err, "register and import")
-	m.as = reg.Key
+	m.importKey = reg.Key
 	return m
 }
 
@@ -316,18 +317,18 @@ func (t *test) local(n uint64) *memory { return t.near.local(n) }
 
 func (t *test) remote(n uint64) *memory {
 	m := t.far.shared(n)
-	t.imports(m)
+	t.importMemory(m)
 	return m
 }
 
-// imports makes m known to the near side's peer.
-func (t *test) imports(m *memory) {
+// importMemory imports m by the near side's peer.
+func (t *test) importMemory(m *memory) {
 	key, size, err := t.peer.Import(m.token)
 	t.ok(err, "import a fresh token of %d bytes", len(m.token))
 	if size != m.size {
 		t.Fatalf("import: size %d, want %d", size, m.size)
 	}
-	m.as = key
+	m.importKey = key
 	t.remotes[key] = m
 }
 
@@ -363,20 +364,20 @@ func (sp *space) expect(when string, args ...any) {
 	}
 }
 
-// staysSame looks at the bytes for a while: nothing may land in them.
+// staysSame compares the bytes with the model for a while: nothing may land in them.
 func (sp *space) staysSame(when string, args ...any) {
 	end := time.Now().Add(20 * time.Millisecond)
 	for first := true; first || time.Now().Before(end); first = false {
 		sp.expect(when, args...)
 	}
-	if sp.on.h.late != nil {
-		sp.on.h.late()
+	if sp.on.h.awaitLate != nil {
+		sp.on.h.awaitLate()
 		sp.expect(when, args...)
 	}
 }
 
-// adopt has the model follow what a range of m holds at this moment, also where the process that
-// has it stands still. It reports false where that process alone can read it: memory of a device.
+// adopt copies into the model what a range of m holds at this moment, also while the process that
+// has it is stopped. It reports false if only that process can read it: memory of a device.
 func (m *memory) adopt(off, n uint64) bool {
 	t := m.on.test
 	to := m.model()[off:][:n]
@@ -393,8 +394,8 @@ func (m *memory) adopt(off, n uint64) bool {
 	return true
 }
 
-// leftAlone fails the check if anything lands in m, which no peer may reach any more: neither over
-// what the model has, nor over what its program puts there then.
+// leftAlone fails the check if anything lands in m, which no peer may reach any more. It watches m
+// for a while, then has its program write other bytes, and watches those.
 func (m *memory) leftAlone(when string, args ...any) {
 	m.staysSame(when, args...)
 	m.refill()
@@ -436,7 +437,7 @@ func (m *memory) revokeAtOnce() error {
 
 // desc is one descriptor between near and far memory.
 func desc(l *memory, lOff uint64, r *memory, rOff, n uint64) driver.Desc {
-	return driver.Desc{Local: lOff, Remote: rOff, Len: n, LocalKey: l.key, RemoteKey: r.as}
+	return driver.Desc{Local: lOff, Remote: rOff, Len: n, LocalKey: l.key, RemoteKey: r.importKey}
 }
 
 // cut makes descriptors of at most LenMax bytes, and no more than one batch takes.
@@ -490,8 +491,8 @@ func (t *test) submit(b *driver.Batch) posted {
 	return posted{tag, b}
 }
 
-// lands waits for batches, which must succeed, and has the models follow.
-func (t *test) lands(what string, list ...posted) {
+// awaitSuccess waits for batches, which must succeed, and applies them to the models.
+func (t *test) awaitSuccess(what string, list ...posted) {
 	for i, p := range list {
 		t.ok(t.await(p.tag), "%v of %d descriptors, %s, %d of %d", p.b.Op, len(p.b.Descs), what,
 			i+1, len(list))
@@ -508,12 +509,12 @@ func (t *test) await(tag uint64) error {
 	return err
 }
 
-// move runs a batch, which must succeed, and has the models follow.
+// move runs a batch, which must succeed, and applies it to the models.
 func (t *test) move(b *driver.Batch) {
-	t.lands("alone", t.submit(b))
+	t.awaitSuccess("alone", t.submit(b))
 }
 
-// apply has the models follow a batch.
+// apply copies in the models what a batch copies in memory.
 func (t *test) apply(b *driver.Batch) {
 	descs := b.Descs
 	if b.Pattern != nil {
@@ -562,53 +563,54 @@ func (t *test) visible() {
 		t.ok(m.revoke(), "revoke, for all to be visible")
 		t.peer.Drop(key)
 		delete(t.remotes, key)
-		m.again()
-		t.imports(m)
+		m.reregister()
+		t.importMemory(m)
 	}
 }
 
 // tell sends a message, which must be the next to arrive.
 func (t *test) tell(msg []byte) (conn uint64) {
-	t.lands("a message", t.submit(messageAlone(msg)))
-	return t.hears(t.far, msg)
+	t.awaitSuccess("a message", t.submit(messageAlone(msg)))
+	return t.expectMessages(t.far, msg)
 }
 
 // farTells has the far side send a message by its way to the near one, where it must be the next.
 func (t *test) farTells(back int, msg []byte) (conn uint64) {
 	t.far.run(back, messageAlone(msg))
-	return t.hears(t.near, msg)
+	return t.expectMessages(t.near, msg)
 }
 
 // inward is a batch for the far side, of the first n bytes of its l and of r of the near side.
 func (t *test) inward(op driver.Op, back int, l, r *memory, n uint64) *driver.Batch {
-	key := t.far.imports(back, r.token)
+	key := t.far.importToken(back, r.token)
 	return batch(op, t.cut(driver.Desc{Len: n, LocalKey: l.key, RemoteKey: key})...)
 }
 
 // shaped is a batch of a pattern.
 func shaped(op driver.Op, l, r *memory, p driver.Pattern) *driver.Batch {
-	p.LocalKey, p.RemoteKey = l.key, r.as
+	p.LocalKey, p.RemoteKey = l.key, r.importKey
 	return &driver.Batch{Op: op, Pattern: &p}
 }
 
-// closes closes a peer or a backend, which must come back.
-func (t *test) closes(what string, f func() error) {
+// closeInTime closes a peer or a backend, which must return in time and without an error.
+func (t *test) closeInTime(what string, f func() error) {
 	t.ok(t.inTime("close "+what, f), "close "+what)
 }
 
-// forget drops the key of m, which is imported again at need.
+// forget drops the key by which m was imported. A check may import it once more.
 func (t *test) forget(m *memory) {
-	t.peer.Drop(m.as)
-	delete(t.remotes, m.as)
+	t.peer.Drop(m.importKey)
+	delete(t.remotes, m.importKey)
 }
 
-// hears receives messages on a side: those, in order, by one connection.
-func (t *test) hears(on *side, want ...[]byte) (conn uint64) {
-	return t.heard(on.must(request{Do: "receive", Count: len(want)}).Messages, want...)
+// expectMessages receives messages on a side. They must be those wanted, in order, by one
+// connection.
+func (t *test) expectMessages(on *side, want ...[]byte) (conn uint64) {
+	return t.checkMessages(on.must(request{Do: "receive", Count: len(want)}).Messages, want...)
 }
 
-// heard compares messages that were received.
-func (t *test) heard(got []message, want ...[]byte) (conn uint64) {
+// checkMessages compares messages that were received with those wanted.
+func (t *test) checkMessages(got []message, want ...[]byte) (conn uint64) {
 	for i, m := range got {
 		if m.Err != nil || string(m.Data) != string(want[i]) || m.Conn != got[0].Conn {
 			t.broken("message %d of %d is %d bytes %x (%v) by connection %d, the "+
@@ -620,16 +622,16 @@ func (t *test) heard(got []message, want ...[]byte) (conn uint64) {
 	return conn
 }
 
-// hearsNoMore fails the check if another message comes.
-func (t *test) hearsNoMore(on *side) {
+// expectNoMessages fails the check if another message comes.
+func (t *test) expectNoMessages(on *side) {
 	r, _ := on.try(request{Do: "receive", Count: 1, Limit: 20 * time.Millisecond})
 	if len(r.Messages) > 0 {
 		t.broken("after the last message came another: %+v", r.Messages[0])
 	}
 }
 
-// hearsLast receives the last message of a connection.
-func (t *test) hearsLast(on *side) (conn uint64) {
+// expectLastMessage receives the last message of a connection, which says that the peer is gone.
+func (t *test) expectLastMessage(on *side) (conn uint64) {
 	m := on.must(request{Do: "receive", Count: 1}).Messages[0]
 	if m.Err == nil {
 		t.broken("%x came by connection %d, want its last message", head(m.Data), m.Conn)

@@ -100,7 +100,7 @@ func checkWakeMessage(t *test) {
 		if ready {
 			t.Fatalf("Arm of an idle backend, which has slept, is ready")
 		}
-		back := t.back()
+		back := t.connectBack()
 		send := func() { t.far.run(back, messageAlone([]byte{byte(round)})) }
 		send()
 		if t.wiring == Self {
@@ -109,20 +109,20 @@ func checkWakeMessage(t *test) {
 		if err := t.host.sleepArmed(t.h.limit / 2); err != nil {
 			t.broken("peer %d connected and sent a message while this side slept: %v", round, err)
 		}
-		t.hears(t.near, []byte{byte(round)})
+		t.expectMessages(t.near, []byte{byte(round)})
 		send()
 		t.until("Arm, with a message there", func() bool {
 			ready, err := t.host.b.Arm()
 			t.ok(err, "arm")
 			return ready
 		})
-		t.hears(t.near, []byte{byte(round)})
+		t.expectMessages(t.near, []byte{byte(round)})
 		_ = t.host.sleepArmed(0) // the message came while we armed, and used the wake-up
 		_, err = t.host.b.Arm()
 		t.ok(err, "arm")
 		send()
 		t.ok(t.host.sleepArmed(t.h.limit/2), "message behind others, and the backend was armed")
-		t.hears(t.near, []byte{byte(round)})
+		t.expectMessages(t.near, []byte{byte(round)})
 		t.far.must(request{Do: "close peer", Peer: back})
 		got, err := t.host.receive(1, t.h.limit, true)
 		if err != nil || got[0].Err == nil {

@@ -95,15 +95,15 @@ func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
 	l.used.add(0, size)
 	b.layers = []*layer{l}
 	b.pieces = []piece{{off: 0, len: size, layer: l}}
-	if err := b.furnish(l); err != nil {
+	if err := b.mapFirstLayer(l); err != nil {
 		return nil, errors.Join(err, Unmap(b.mem), l.close())
 	}
 	count(o.Purpose, int64(size))
 	return b, nil
 }
 
-// furnish puts the first layer under the reserved range.
-func (b *Buffer) furnish(l *layer) error {
+// mapFirstLayer maps the first layer over the reserved range.
+func (b *Buffer) mapFirstLayer(l *layer) error {
 	if err := Place(b.mem, l.fd, 0); err != nil {
 		return mapError(err, uint64(len(b.mem)))
 	}

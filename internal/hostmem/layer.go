@@ -15,28 +15,28 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// layer is one memfd as long as the Buffer. A piece of the Buffer that lies in
-// it has the same offset there, so a layer serves many calls of Renew with one
-// descriptor, and huge pages keep their alignment. What is not used is a hole
-// and costs nothing.
+// layer is a memfd of the length of the Buffer, in which pieces of the Buffer lie at the same
+// offset. So many calls of Renew need one descriptor only, and huge pages keep their alignment.
+// Ranges that are not used are holes, and cost no memory.
 type layer struct {
-	fd   int
-	huge bool
-	used spans // of pieces, and old
-	old  []oldRange
+	fd      int
+	huge    bool
+	used    spans // ranges of pieces, and retired ones
+	retired []retiredRange
 }
 
-// oldRange is what a piece was in. An old mapping may reach it: it is not used again before over.
-type oldRange struct {
+// retiredRange is a range in which a piece lay. Other processes may still have it mapped and write
+// there, so it is not used again before quiet reports true: no process writes there any more.
+type retiredRange struct {
 	span
-	over func() bool
+	quiet func() bool
 }
 
-// reclaim makes old ranges free that reach into [off, off+n) and that no process writes to any
-// more. What late writers have put there is given back.
+// reclaim makes retired ranges that overlap [off, off+n) free to use again, if they are quiet. It
+// gives back the pages that late writers have put there.
 func (l *layer) reclaim(off, n uint64) {
-	l.old = slices.DeleteFunc(l.old, func(o oldRange) bool {
-		if o.from >= off+n || o.to <= off || !o.over() {
+	l.retired = slices.DeleteFunc(l.retired, func(o retiredRange) bool {
+		if o.from >= off+n || o.to <= off || !o.quiet() {
 			return false
 		}
 		l.discard(o.from, o.to-o.from)
@@ -45,16 +45,16 @@ func (l *layer) reclaim(off, n uint64) {
 	})
 }
 
-// leave is told that a piece is in this range no more.
-func (l *layer) leave(off, n uint64, over func() bool) {
+// retire gives back the pages of a range in which no piece lies any more.
+func (l *layer) retire(off, n uint64, quiet func() bool) {
 	l.discard(off, n)
-	l.old = append(l.old, oldRange{span{off, off + n}, over})
+	l.retired = append(l.retired, retiredRange{span{off, off + n}, quiet})
 }
 
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// newLayer makes a memfd whose size can never change, so that no process that maps
-// it dies of SIGBUS, and to which none can add seals that shut us out.
+// newLayer makes a memfd whose size can never change, so that no process that maps it dies of
+// SIGBUS, and to which no process can add seals that would forbid us to write.
 func newLayer(purpose string, size uint64, huge bool) (*layer, error) {
 	fd, err := memfd(purpose, huge)
 	if err != nil {
@@ -84,9 +84,9 @@ func memfd(purpose string, huge bool) (int, error) {
 	return fd, os.NewSyscallError("memfd_create", err)
 }
 
-// discard gives the pages of a range back. What an old mapping still writes
-// there gets pages of its own. Not with hugetlb: there such a write would find
-// no page, and the peer would die of SIGBUS.
+// discard gives the pages of a range back to the kernel. A process that still has the range mapped
+// and writes there gets new pages from the kernel. With hugetlb it might get none and die of
+// SIGBUS, so those are not given back.
 func (l *layer) discard(off, n uint64) {
 	if !l.huge {
 		_ = unix.Fallocate(l.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(off),
@@ -96,7 +96,7 @@ func (l *layer) discard(off, n uint64) {
 
 func (l *layer) close() error { return os.NewSyscallError("close", unix.Close(l.fd)) }
 
-// piece is a run of a Buffer that lies in one layer, at the same offset there.
+// piece is a range of a Buffer that lies in one layer, at the same offset there.
 type piece struct {
 	off, len uint64
 	layer    *layer
@@ -118,9 +118,10 @@ func (b *Buffer) Lend(f func(extents []driver.Extent) error) error {
 	return f(extents)
 }
 
-// splice puts a piece over others and joins it with neighbours in its layer.
+// splice returns the list of pieces in which p covers what was there, joined with neighbours in the
+// same layer.
 func splice(pieces []piece, p piece) []piece {
-	first, last, p := around(pieces, p)
+	first, last, p := widen(pieces, p)
 	var put []piece
 	if q := pieces[first]; q.off < p.off {
 		put = append(put, piece{q.off, p.off - q.off, q.layer})
@@ -132,9 +133,9 @@ func splice(pieces []piece, p piece) []piece {
 	return slices.Replace(pieces, first, last+1, put...)
 }
 
-// spliced is how many pieces there would be.
-func spliced(pieces []piece, p piece) int {
-	first, last, p := around(pieces, p)
+// piecesAfterSplice returns the length of the list that splice would return.
+func piecesAfterSplice(pieces []piece, p piece) int {
+	first, last, p := widen(pieces, p)
 	n := len(pieces) - (last - first)
 	if pieces[first].off < p.off {
 		n++
@@ -145,9 +146,9 @@ func spliced(pieces []piece, p piece) int {
 	return n
 }
 
-// around widens a piece by its neighbours in the same layer, and returns the first and last that
-// it then lies over.
-func around(pieces []piece, p piece) (first, last int, wide piece) {
+// widen returns p joined with its neighbours in the same layer, and the indices of the first and
+// the last piece that this covers, wholly or in part.
+func widen(pieces []piece, p piece) (first, last int, wide piece) {
 	first = sort.Search(len(pieces), func(i int) bool { return pieces[i].end() > p.off })
 	last = first + sort.Search(len(pieces)-first, func(i int) bool {
 		return pieces[first+i].end() >= p.end()
@@ -168,7 +169,7 @@ func around(pieces []piece, p piece) (first, last int, wide piece) {
 	return first, last, piece{from, to - from, p.layer}
 }
 
-// spans is a set of bytes: ordered ranges that neither touch nor overlap.
+// spans is a set of offsets, as ranges in order with a gap between any two.
 type spans []span
 
 type span struct{ from, to uint64 }

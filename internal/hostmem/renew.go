@@ -84,11 +84,11 @@ func (b *Buffer) renew(from, to uint64) error {
 	if err != nil {
 		return fmt.Errorf("renew memory: %w", err)
 	}
-	over := b.tell()
-	defer b.retire()
+	quiet := b.callOnRenew()
+	defer b.closeUnusedLayers()
 	for at := from; at < to; {
 		next := min(to, roundDown(at+renewStep, renewStep))
-		err := b.moveTo(l, at, next-at, over)
+		err := b.moveTo(l, at, next-at, quiet)
 		if err != nil {
 			l.discard(at, next-at)
 			l.used.remove(at, to-at)
@@ -106,8 +106,8 @@ func (b *Buffer) renew(from, to uint64) error {
 	return nil
 }
 
-// renewals are what OnRenew asked to be called. Their lock is their own: a caller of
-// OnRenew or stop does not wait for a Renew that waits for landings.
+// renewals are the functions that OnRenew was given. They have a lock of their own, so that OnRenew
+// and its stop do not wait for a Renew that waits for landings.
 type renewals struct {
 	mu    sync.Mutex
 	calls map[*func() func() bool]struct{}
@@ -128,23 +128,24 @@ func (r *renewals) OnRenew(f func() func() bool) (stop func()) {
 	}
 }
 
-// tell calls them. It stands before the first page moves. over reports whether nothing is written
-// to the old pages any more; where none was there to be told, that is never known.
-func (r *renewals) tell() (over func() bool) {
+// callOnRenew calls the functions of OnRenew, before the first page moves. quiet reports, whenever
+// it is called, whether nothing is written to the old pages any more. With no such function that is
+// never known.
+func (r *renewals) callOnRenew() (quiet func() bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var writing []func() bool
+	var all []func() bool
 	if len(r.calls) == 0 {
-		writing = append(writing, func() bool { return false })
+		all = append(all, func() bool { return false })
 	}
 	for f := range r.calls {
-		if over := (*f)(); over != nil {
-			writing = append(writing, over)
+		if quiet := (*f)(); quiet != nil {
+			all = append(all, quiet)
 		}
 	}
 	return func() bool {
-		writing = slices.DeleteFunc(writing, func(over func() bool) bool { return over() })
-		return len(writing) == 0
+		all = slices.DeleteFunc(all, func(quiet func() bool) bool { return quiet() })
+		return len(all) == 0
 	}
 }
 
@@ -168,13 +169,14 @@ func (b *Buffer) Hold() (release func(), err error) {
 // freshLayer returns a layer to whose pages in the range no old mapping leads that is written
 // through, and marks it used there.
 func (b *Buffer) freshLayer(off, n uint64, huge bool) (*layer, error) {
-	full := spliced(b.pieces, piece{off, n, nil}) > piecesMax
+	full := piecesAfterSplice(b.pieces, piece{off, n, nil}) > piecesMax
 	for _, l := range b.layers {
 		if l.huge != huge {
 			continue
 		}
 		l.reclaim(off, n)
-		if l.used.overlaps(off, n) || full && spliced(b.pieces, piece{off, n, l}) > len(b.pieces) {
+		if l.used.overlaps(off, n) ||
+			full && piecesAfterSplice(b.pieces, piece{off, n, l}) > len(b.pieces) {
 			continue
 		}
 		l.used.add(off, n)
@@ -196,7 +198,7 @@ func (b *Buffer) freshLayer(off, n uint64, huge bool) (*layer, error) {
 }
 
 // moveTo moves one range to a layer. No piece has changed if it fails.
-func (b *Buffer) moveTo(l *layer, off, n uint64, over func() bool) error {
+func (b *Buffer) moveTo(l *layer, off, n uint64, quiet func() bool) error {
 	window := b.mem[off : off+n]
 	if err := b.copyTo(l, off, window); err != nil {
 		return err
@@ -211,7 +213,7 @@ func (b *Buffer) moveTo(l *layer, off, n uint64, over func() bool) error {
 	for _, p := range b.pieces {
 		from, to := max(p.off, off), min(p.end(), off+n)
 		if from < to {
-			p.layer.leave(from, to-from, over)
+			p.layer.retire(from, to-from, quiet)
 		}
 	}
 	b.pieces = splice(b.pieces, piece{off, n, l})
@@ -235,8 +237,8 @@ func (b *Buffer) copyTo(l *layer, off uint64, from []byte) (err error) {
 	return err
 }
 
-// retire closes the layers that no piece lies in any more.
-func (b *Buffer) retire() {
+// closeUnusedLayers closes the layers in which no piece lies any more.
+func (b *Buffer) closeUnusedLayers() {
 	live := make(map[*layer]bool, len(b.layers))
 	for _, p := range b.pieces {
 		live[p.layer] = true
@@ -257,7 +259,7 @@ func (b *Buffer) retire() {
 // Renew moves pages under one. It costs a write two additions to a cache line that
 // nothing else touches while no Renew runs.
 //
-// A Renew that waits holds up what comes, but not for ever: what has entered may be
+// A Renew that waits delays writes that come, but not for ever: a write that has entered may be
 // unable to leave before another has entered, as in a ring of requests that one goroutine
 // both submits and completes. After patience a waiting write goes first. A Renew that has
 // begun to move pages depends on no write, so each waits for that.

@@ -10,7 +10,7 @@
 //     closed for the next after HandshakeMin. HostCount bounds what peers hold behind it.
 //   - memory.go. KeyTable, Imports and Token are what memory is known by: the small numbers that
 //     descriptors name it with, whose epochs go on when a number is used again, and the tokens
-//     that peers show. Turn is for who looks for the proof of a revoke.
+//     that peers show. ContextLock is held by the call that looks for the proof of a revoke.
 //   - message.go. MessageReader reads what peers say to each other beside the data, which may be
 //     anything; Status is how an owner answers.
 //   - inbox.go. Inbox and Sender carry notifications between backends of one process, each after

@@ -205,28 +205,28 @@ func DecodeToken(b []byte, owner *Owner) (t Token, err error) {
 	return t, nil
 }
 
-// Turn lets one goroutine at a time look for the proof that a memory is revoked. It is a lock that
-// is waited for no longer than a context.
-type Turn chan struct{}
+// ContextLock is a lock whose Lock waits no longer than a context. A memory has one, so that one
+// goroutine at a time looks for the proof that it is revoked.
+type ContextLock chan struct{}
 
-// NewTurn makes one that is free.
-func NewTurn() Turn { return make(Turn, 1) }
+// NewContextLock returns an unlocked one.
+func NewContextLock() ContextLock { return make(ContextLock, 1) }
 
-// Take waits for the turn until ctx is over, and takes one that is free also where it is. The
-// caller gives it back, unless there is an error: that of ctx.
-func (t Turn) Take(ctx context.Context) error {
+// Lock waits for the lock until ctx is over, and then returns the error of ctx. If the lock is free
+// it is taken even with a context that is over.
+func (l ContextLock) Lock(ctx context.Context) error {
 	select {
-	case t <- struct{}{}:
+	case l <- struct{}{}:
 		return nil
 	default:
 	}
 	select {
-	case t <- struct{}{}:
+	case l <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return driver.ContextError(ctx)
 	}
 }
 
-// Give gives the turn back.
-func (t Turn) Give() { <-t }
+// Unlock unlocks it.
+func (l ContextLock) Unlock() { <-l }

@@ -17,8 +17,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// IdleFailures is after how many times Config.Failure a backend gives up a silent host that no
-// transfer waits for.
+// IdleFailures is a number of Config.Failure: a backend gives up a host that has been silent for so
+// long although no transfer waits for it.
 const IdleFailures = 6
 
 // ImportMax is how long an owner may take to answer an Import: as long as the longest timeout of a
@@ -26,30 +26,31 @@ const IdleFailures = 6
 // whose host is gone is lost sooner.
 const ImportMax = 2 * time.Minute
 
-// Outbound is what our kernel knows of the bytes that TCP connections to a host were given to send.
+// Outbound is what this host's kernel knows of the bytes to be sent over TCP connections to another
+// host.
 type Outbound struct {
-	Unacked  bool          // some bytes, or a probe, are out and not acknowledged
-	Pending  bool          // some bytes are not acknowledged, or have not gone out yet
-	SinceAck time.Duration // since the last acknowledgement
+	Unacked  bool          // some bytes, or a probe, were sent and are not acknowledged
+	Pending  bool          // some bytes are not acknowledged, or not sent yet
+	SinceAck time.Duration // time since the last acknowledgement
 }
 
-// NoOutbound is what is known of no connection: Join anything to it.
+// NoOutbound is the Outbound of no connection: joined with another it gives that one.
 var NoOutbound = Outbound{SinceAck: math.MaxInt64}
 
-// Join is what is known of both. A host that has no room for what one connection brings may drop it
-// without a word, and answer on the other.
+// Join returns the Outbound of the connections of both. A host that lacks memory may drop the bytes
+// of one connection silently, and still acknowledge those of another.
 func (o Outbound) Join(p Outbound) Outbound {
 	return Outbound{o.Unacked || p.Unacked, o.Pending || p.Pending, min(o.SinceAck, p.SinceAck)}
 }
 
-// QueryOutbound asks the kernel. Of a connection that is closed, or is none of TCP, it knows
-// nothing.
+// QueryOutbound asks the kernel about a connection. For one that is closed, or not of TCP, it
+// returns the zero value.
 func QueryOutbound(conn syscall.RawConn) (o Outbound) {
 	_ = conn.Control(func(fd uintptr) { o = QueryOutboundFD(int(fd)) })
 	return o
 }
 
-// QueryOutboundFD is QueryOutbound for a descriptor.
+// QueryOutboundFD is QueryOutbound for a file descriptor.
 func QueryOutboundFD(fd int) (o Outbound) {
 	i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err == nil {
@@ -60,8 +61,8 @@ func QueryOutboundFD(fd int) (o Outbound) {
 	return o
 }
 
-// OutboundByHost asks the kernel about all connections of this process, by the other host's
-// address: for a library that keeps its connections to itself.
+// OutboundByHost asks the kernel about all TCP connections of this process, and returns an Outbound
+// for each other host: for connections of a library that does not give their descriptors.
 func OutboundByHost() map[netip.Addr]Outbound {
 	hosts := map[netip.Addr]Outbound{}
 	list, _ := os.ReadDir("/proc/self/fd") // without /proc none is known
@@ -98,13 +99,14 @@ func OutboundByHost() map[netip.Addr]Outbound {
 
 // SilenceWatch measures a host's silence. One goroutine at a time may use it.
 type SilenceWatch struct {
-	// from this Look on each saw unacknowledged bytes and no newer acknowledgement; 0: none did
+	// since is the time of a Look. It and all later ones found unacknowledged bytes, and no later
+	// one a newer acknowledgement. 0: the last Look found none.
 	since int64
 }
 
-// Look returns for how long the host has acknowledged nothing of what it was sent. now is by the
-// caller's clock, never 0; paused: this process did not run since the last Look, so that the
-// silence proves nothing.
+// Look returns for how long the host has acknowledged nothing of what it was sent. now is the time
+// by the caller's clock, in nanoseconds, and not 0. paused says that this process did not run for a
+// while since the last Look: then the silence so far proves nothing.
 func (w *SilenceWatch) Look(o Outbound, now int64, paused bool) time.Duration {
 	switch {
 	case !o.Unacked || paused:
@@ -123,10 +125,10 @@ func HostLost(silent time.Duration) error {
 		"reach: %w", silent.Round(time.Millisecond), driver.ErrPeerLost)
 }
 
-// KeepAlive has the kernel give up a host that answers no probe: on a connection that carries
-// nothing there is nothing else that it could acknowledge. The probes also keep a NAT from
-// forgetting it. TCP_USER_TIMEOUT would end a connection whose peer's process has read nothing for
-// so long, although its host answers.
+// KeepAlive has the kernel probe the host of an idle connection, and close the connection when
+// IdleFailures probes in a row, one each failure, have no answer. The probes also keep a NAT from
+// forgetting the connection. TCP_USER_TIMEOUT is not used: it would close a connection whose host
+// answers, but whose peer's process has read nothing for so long.
 func KeepAlive(tcp *net.TCPConn, failure time.Duration) {
 	each := max(failure, time.Second)
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{ // a kernel without one of these takes longer

@@ -10,16 +10,17 @@ import (
 	"time"
 )
 
-// OneSideSees calls left and right at the same instant, again and again, for half a second of
-// rounds, and fails if both return false in one of them: neither saw what the other had written.
-// after ends a round.
+// OneSideSees tests that of two goroutines, which each write a word and then read the other's, at
+// least one sees what the other wrote. For half a second it runs rounds: it calls left and right at
+// the same time, fails if both return false, and calls after.
 //
-// Give it words of MemoryOutsideGo. The race detector makes of an atomic Store to memory that is
-// not Go's own one that a Load may overtake, and such a pair fails within some ten thousand rounds,
-// where there are two processors: one sees what it wrote in order.
+// To show a store that should be ordered before the load behind it and is not, the words must lie
+// in MemoryOutsideGo and the test run under the race detector. There the detector makes an atomic
+// Store a plain one, which the processor may delay beyond the load. With two processors a wrong
+// pair then fails within some ten thousand rounds; one processor sees its own writes in order.
 func OneSideSees(t testing.TB, left, right func() bool, after func()) {
 	t.Helper()
-	var begun, ended atomic.Uint64 // rounds
+	var begun, ended atomic.Uint64 // numbers of rounds: begun by left's side, ended by right's
 	var rightSaw, stop atomic.Bool
 	go func() {
 		for n := uint64(1); ; n++ {
@@ -48,7 +49,7 @@ func OneSideSees(t testing.TB, left, right func() bool, after func()) {
 	}
 }
 
-// MemoryOutsideGo is some pages of zeros that are not Go's own, for a test's time.
+// MemoryOutsideGo returns n zeroed bytes outside the Go heap. They are unmapped when the test ends.
 func MemoryOutsideGo(t testing.TB, n int) []byte {
 	t.Helper()
 	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE,
