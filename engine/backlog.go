@@ -9,12 +9,12 @@ import (
 )
 
 // parkUntilProgress marks the transfer as waiting for one of its batches to end, or for the
-// fragment lock. It returns true if that has happened meanwhile: the caller must then go on
-// submitting.
-func (t *Transfer) parkUntilProgress(flying uint64, c *conn, locked bool) bool {
+// fragment lock of c, where that is not nil. It returns true if that has happened meanwhile: the
+// caller must then go on submitting.
+func (t *Transfer) parkUntilProgress(flying uint64, c *conn) bool {
 	t.waitingForRoom.Store(true) // [rest]
 	again := t.state().has(stopped) || t.outstanding.Load() != flying ||
-		!locked && c.fragments.isHeldBy(t) // [look]
+		c != nil && c.fragments.isHeldBy(t) // [look]
 	return again && t.waitingForRoom.CompareAndSwap(true, false)
 }
 
@@ -37,7 +37,7 @@ func (t *Transfer) claim() bool {
 			return true
 		}
 	}
-	return t.grants != nil && t.e.schedule.remove(t)
+	return t.queuedFor.Load() != nil && t.e.schedule.remove(t)
 }
 
 // pollAgain makes sure that a batch which was submitted out of the backlog of head is polled for:
@@ -194,7 +194,8 @@ type fragmentLock struct {
 	waiting []*Transfer
 }
 
-// tryLock reports whether t has the lock. Otherwise t is queued for it.
+// tryLock reports whether t has the lock. Otherwise t is queued for it, before those of lower
+// classes.
 func (l *fragmentLock) tryLock(t *Transfer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +203,10 @@ func (l *fragmentLock) tryLock(t *Transfer) bool {
 		l.owner = t
 	}
 	if l.owner != t && !slices.Contains(l.waiting, t) {
-		l.waiting = append(l.waiting, t)
+		at := len(l.waiting)
+		for ; t.grants == nil && at > 0 && l.waiting[at-1].grants != nil; at-- {
+		}
+		l.waiting = slices.Insert(l.waiting, at, t)
 	}
 	return l.owner == t
 }

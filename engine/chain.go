@@ -153,7 +153,7 @@ func (s *stager) Poll([]driver.Completion) (int, error) { return 0, nil }
 // complete ends a tag.
 func (s *stager) complete(tag uint64, err error) {
 	s.e.finish(s.lane, &driver.Completion{Tag: tag, Err: err})
-	s.lane.submitWaiting()
+	s.lane.retry()
 }
 
 // drain waits for all goroutines. The engine's life has ended.

@@ -178,9 +178,6 @@ func (t *Transfer) abandon(generation uint64) {
 	}
 	t.fail(generation, ErrTimeout)
 	t.settle(generation, unproven|short)
-	if t.resource != nil {
-		t.poll() // for those that wait for its room
-	}
 }
 
 // Abort ends the transfer and returns nil when its outcome is known and final:

@@ -37,8 +37,9 @@
 // backend's descriptor. Goroutines that post, wait or call Next poll as well, so that a small
 // transfer needs no wake-up. One for each connection waits for its loss (conn.watch). Chains have
 // one for each peer that is reached by them, and two for each that reaches this engine so
-// (loop.run, stager.openWindow). Timers end transfers that are late (sweeper, scheduler.tick) and
-// leases whose time is over. Config.OnPeer, OnRefused and Transfer.OnDone say from
+// (loop.run, stager.openWindow). With Config.Schedule one submits what waits for its turn, and ends
+// what has not begun by its deadline (scheduler.serve). Timers end transfers that are late
+// (sweeper) and leases whose time is over. Config.OnPeer, OnRefused and Transfer.OnDone say from
 // which goroutine they are called.
 //
 // # Errors

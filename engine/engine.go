@@ -117,6 +117,9 @@ func Open(cfg Config) (*Engine, error) {
 	for _, l := range e.lanes[:len(cfg.Backends)] {
 		e.running.Go(l.serve)
 	}
+	if e.schedule != nil {
+		e.running.Go(e.schedule.serve)
+	}
 	return e, nil
 }
 
@@ -178,9 +181,6 @@ func (e *Engine) close() error {
 	}
 	errs = append(errs, e.stager.Close(), closeBackends(e.cfg.Backends))
 	e.sweeper.stop()
-	if e.schedule != nil {
-		e.schedule.timer.Stop()
-	}
 
 	// The completions that the backends had left. A transfer without one by then, against all
 	// promises, is given up: its waiters must not outlive the engine.

@@ -29,7 +29,7 @@ type lane struct {
 	delivering bool               // guarded by receiveMu: a goroutine waits for room in the inbox
 	ends
 	answers answers
-	swapIns swapIns // under way, for Config.Schedule
+	swapIns atomic.Int64 // that hold lower classes back, for Config.Schedule
 
 	spins   atomic.Uint64
 	parked  atomic.Int64
@@ -65,21 +65,12 @@ func (l *lane) poll() (found bool) {
 		want := l.wanted.Load()
 		found = l.reap() || found
 		l.pollMu.Unlock()
-		l.submitWaiting()
+		l.retry()
 		if l.wanted.Load() == want {
 			return found
 		}
 	}
 	return found
-}
-
-// submitWaiting submits what waits for something that may have come with the last completions: room
-// at a backend, or its turn by class.
-func (l *lane) submitWaiting() {
-	l.retry()
-	if s := l.e.schedule; s != nil {
-		s.pump(l)
-	}
 }
 
 // reap is poll's part under the lock.

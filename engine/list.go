@@ -50,8 +50,16 @@ func (t *Transfer) Add(local *Region, localOff uint64, remote *Remote, remoteOff
 			remoteOff, n, errBeside)
 	}
 	g.add(d, t.lenMax(g.conn))
-	t.dirty = true
+	t.listed(g.conn, local, remote)
 	return nil
+}
+
+// listed notes that the list has one more entry. The first one decides the resource.
+func (t *Transfer) listed(c *conn, local *Region, remote *Remote) {
+	t.dirty = true
+	if t.e.schedule != nil && t.resource == nil && t.class != unscheduled {
+		t.resource = c.resourceOf(local, remote)
+	}
 }
 
 func (g *group) add(d driver.Desc, lenMax uint64) {
@@ -135,9 +143,6 @@ func (t *Transfer) join(local *Region, remote *Remote) (g *group, localKey, remo
 	}
 	g = &t.groups[len(t.groups)-1]
 	g.conn = c
-	if len(t.groups) == 1 && t.class != unscheduled {
-		t.resource = c.resourceOf(local, remote)
-	}
 	return g, localKey, remoteKey, nil
 }
 
@@ -279,7 +284,7 @@ func (t *Transfer) AddPattern(local *Region, remote *Remote, p Pattern) error {
 			return &OpError{Op: "add " + remote.name + " to " + local.name, Err: errBeside}
 		}
 	}
-	t.dirty = true
+	t.listed(g.conn, local, remote)
 	if !g.conn.acceptsPattern(&p) {
 		g.expand(&p, t.lenMax(g.conn))
 		return nil

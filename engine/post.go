@@ -84,11 +84,7 @@ func (t *Transfer) Post() error {
 	t.stateWord.Store(t.e.slots.renew(t)<<stateBits | uint64(posted))
 	t.e.sweeper.watch()
 
-	if t.resource != nil && t.isExpired(t.postedAt) {
-		t.e.schedule.expire(t)
-	} else {
-		t.submit(nil)
-	}
+	t.submit(nil)
 	t.poll() // a small batch mostly ends within Submit
 	return nil
 }
@@ -120,19 +116,25 @@ func (t *Transfer) submit(head *conn) (room bool) {
 		}
 		b, flying := &t.batches[next], t.outstanding.Load()
 		c, last := b.conn, next+1 == len(t.batches)
-		locked := !b.part || c.fragments.tryLock(t)
-		if !locked || flying == ^uint64(0) || b.last && flying != 0 {
-			if t.parkUntilProgress(flying, c, locked) {
+		if flying == ^uint64(0) || b.last && flying != 0 {
+			if t.parkUntilProgress(flying, nil) {
 				continue
 			}
 			return true
 		}
-		if t.grants != nil {
-			if granted, mine := t.e.schedule.request(t); !granted && mine {
+		if s := t.e.schedule; s != nil {
+			switch s.request(t, generation) {
+			case ended:
 				continue
-			} else if !granted {
+			case queued:
 				return true
 			}
+		}
+		if b.part && !c.fragments.tryLock(t) { // behind the turn: what is queued must not have it
+			if t.parkUntilProgress(flying, c) {
+				continue
+			}
+			return true
 		}
 		if c == head || c.waiting.Load() == 0 { // otherwise other posts were here before
 			// The index moves first: the completion may come before Submit returns.
@@ -164,6 +166,9 @@ func (t *Transfer) submit(head *conn) (room bool) {
 				t.fail(generation, t.backendError(c, err))
 				t.mark(generation, stopped)
 				continue
+			}
+			if s := t.e.schedule; s != nil {
+				s.watch(t) // tick may have taken it for one that has begun
 			}
 		}
 		if !c.enqueue(t, c == head) {
@@ -214,9 +219,6 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 	if len(t.batches) > 1 {
 		if c.Err == nil {
 			t.extendDeadline(generation)
-			if t.resource != nil && t.grants == nil {
-				t.resource.swapIns.progress.Store(int64(e.now()))
-			}
 		}
 		if t.waitingForRoom.Load() { // before end: with the last batch t is another goroutine's
 			t.resume(t.p.conns[l.index])

@@ -74,7 +74,7 @@ func (e *Engine) register(name string, seg driver.Segment, private bool) (*Regio
 	}
 	r := &Region{e: e, name: name, seg: seg, private: private}
 	if seg.Kind == driver.File {
-		r.file = e.schedule.newResource("file "+name, &swapIns{})
+		r.file = e.schedule.newResource("file "+name, new(atomic.Int64))
 	}
 	if err := e.reserve(r); err != nil {
 		_ = hostmem.CloseDMABuf(seg.DMABuf)

@@ -38,12 +38,12 @@ func (c Class) String() string {
 // another.
 //
 // Transfers below SwapIn share a budget of bytes in flight for each resource: a peer over one
-// backend, or a file that this engine has registered. They are handed to the backend in pieces;
-// a piece for which there is no room waits in the engine, at no cost: there is no goroutine for
-// it. While a SwapIn is under way over the same backend, or with the same file, no new piece of
-// theirs is handed over, unless the SwapIn shows no progress for 250 ms. Room goes to the classes
-// by weight, and within a class to the transfer that was posted first. SwapIn itself is never
-// queued here: it is bounded by what the program posts.
+// backend, or a file that this engine has registered, to and from its own memory. One goroutine of
+// the engine hands them to the backends, in pieces; a piece for which there is no room waits in
+// the engine, at no cost. While a SwapIn is under way over the same backend, or with the same
+// file, no new piece of theirs is handed over, unless the SwapIn has shown no progress for 250 ms.
+// Room goes to the classes by weight, and within a class to the transfer that was posted first.
+// SwapIn itself is never queued here: it is bounded by what the program posts.
 type Schedule struct {
 	// BytesInFlight bounds what a backend has of the lower classes, for each resource. A larger
 	// one fills a longer path; a swap-in may find that many bytes before it. Default 2 MiB.
@@ -56,10 +56,9 @@ type Schedule struct {
 	// Weights of the classes below SwapIn, by which room is shared where several want it: none
 	// starves while another is served. Default 16, 4 and 1; each is at most 1,048,576.
 	Prefetch, SwapOut, Replicate int
-	// QueuedMax and QueuedBytes bound the transfers of a resource that have not been handed to the
-	// backend as a whole. Post of one more is ErrBusy. Default 4,096, at most 1,048,576; and
-	// 16 GiB.
-	QueuedMax, QueuedBytes int
+	// QueuedMax bounds the transfers below SwapIn that are posted for one resource and not done.
+	// Post of one more is ErrBusy. Default 4,096, at most 1,048,576.
+	QueuedMax int
 }
 
 // complete returns the schedule with its defaults.
@@ -75,7 +74,6 @@ func (s Schedule) complete() (Schedule, error) {
 			min(s.BytesInFlight, batchBytesMax)},
 		{"Prefetch", &s.Prefetch, 16, 1 << 20}, {"SwapOut", &s.SwapOut, 4, 1 << 20},
 		{"Replicate", &s.Replicate, 1, 1 << 20}, {"QueuedMax", &s.QueuedMax, 4096, 1 << 20},
-		{"QueuedBytes", &s.QueuedBytes, 16 << 30, 1 << 60},
 	} {
 		*f.field = cmp.Or(*f.field, f.value)
 		if *f.field < 0 || *f.field > f.max {
@@ -92,7 +90,8 @@ var ErrExpired = fmt.Errorf("the deadline passed before its turn, nothing was mo
 	ErrTimeout)
 
 // Schedule sets the class of the transfer, for all later posts, and a deadline by which one of
-// them must have begun; zero: none. A post that has not ends with ErrExpired. One that has begun is
+// them must have begun; zero: none. A post that has not ends with ErrExpired,
+// wherever it waits. One that has begun is
 // bounded by Config.TransferTimeout and Abort alone. An engine without Config.Schedule keeps
 // neither. It is ErrBusy while posted, and where the class of a transfer with a list is to change:
 // Reset it first, as the class decides into which pieces a list is cut.
@@ -113,10 +112,11 @@ func (t *Transfer) Schedule(class Class, deadline time.Time) error {
 			t.grants = &grants{}
 		}
 	}
-	t.expires = 0
+	expires := time.Duration(0)
 	if !deadline.IsZero() {
-		t.expires = cmp.Or(deadline.Sub(t.e.born), -1)
+		expires = cmp.Or(deadline.Sub(t.e.born), -1)
 	}
+	t.expires.Store(int64(expires))
 	return nil
 }
 
@@ -150,10 +150,10 @@ func (t *Transfer) Explain() Turn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x.Waited = t.grants.waited
-	if now := s.e.now(); t.grants.queued {
-		x.Waited += now - t.grants.since
+	if t.queuedFor.Load() != nil {
+		x.Waited += s.e.now() - t.grants.since
 		x.Waiting = fmt.Sprintf("%d of %d bytes are in flight", r.inFlight, s.cfg.BytesInFlight)
-		if s.yields(r, now) {
+		if r.swapIns.Load() > 0 {
 			x.Waiting = "a swap-in is under way"
 		}
 	}
@@ -166,7 +166,7 @@ type ClassStats struct {
 	Queued  int           // transfers that wait for their resource
 	Waited  time.Duration // of all, in such queues
 	Expired uint64        // ended with ErrExpired
-	Refused uint64        // by Post, since the queue was full
+	Refused uint64        // by Post, since its resource had too many
 }
 
 // stats returns the counters; nil where there is no schedule.

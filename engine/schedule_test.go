@@ -117,8 +117,8 @@ func (s *scheduled) alone() {
 	for _, conn := range s.p.conns {
 		if conn != nil {
 			r := conn.resource
-			require.Zero(s.t, r.inFlight+r.pending+uint64(r.posts+r.queued), r.name)
-			require.Zero(s.t, r.swapIns.posts.Load(), r.name)
+			require.Zero(s.t, r.inFlight+uint64(r.posts+r.queued), r.name)
+			require.Zero(s.t, r.swapIns.Load(), r.name)
 		}
 	}
 }
@@ -170,6 +170,31 @@ func TestASwapInThatStandsStillHoldsNothingBack(t *testing.T) {
 		s.endAll()
 		check(t, stuck.Wait(within(t)))
 		check(t, flood.Wait(within(t)))
+		s.alone()
+	})
+}
+
+// TestOneSwapInThatStandsStillBesideOthers that take no time holds nothing back either.
+func TestOneSwapInThatStandsStillBesideOthers(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		stuck, low := s.post(SwapIn, never, 1), s.post(SwapOut, never, 1)
+		require.Equal(t, []int{0}, s.submitted(stuck, low))
+		s.f.mu.Lock()
+		first := s.f.tags[0]
+		s.f.mu.Unlock()
+		for range 3 {
+			x := s.post(SwapIn, never, 1)
+			s.f.mu.Lock()
+			last := s.f.tags[len(s.f.tags)-1]
+			s.f.mu.Unlock()
+			require.NotEqual(t, first, last)
+			s.f.drop(last, nil)
+			check(t, x.Wait(within(t)))
+			time.Sleep(patienceDefault / 2)
+		}
+		require.Equal(t, []int{1}, s.submitted(stuck, low))
+		s.endAll()
+		check(t, stuck.Wait(within(t)))
 		s.alone()
 	})
 }
@@ -260,7 +285,7 @@ func TestWhatAnotherLaneEnded(t *testing.T) {
 		p, err := e.Self()
 		check(t, err)
 		r := register(t, e, "r", 1<<16)
-		r.file = e.schedule.newResource("file", &swapIns{})
+		r.file = e.schedule.newResource("file", new(atomic.Int64))
 		post := func(by string) *Transfer {
 			x, err := e.NewTransfer(p, Write, Route{Only: by})
 			check(t, err)
@@ -285,6 +310,7 @@ func TestDeadlineInTheQueue(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s *scheduled) {
 		in := func(d time.Duration) time.Time { return time.Now().Add(d) }
 		begun := s.post(SwapOut, in(time.Second), 3)
+		require.Equal(t, []int{0, 0}, s.submitted(begun))
 		queued := s.post(SwapOut, in(2*time.Second), 3)
 		last := s.post(Prefetch, in(3*time.Second), 1)
 		late := s.post(SwapIn, in(-time.Second), 1)
@@ -294,8 +320,9 @@ func TestDeadlineInTheQueue(t *testing.T) {
 			require.ErrorIs(t, err, ErrTimeout)
 			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 		}
-		require.WithinDuration(t, in(0), s.e.born.Add(last.expires), time.Millisecond)
-		require.Equal(t, []int{0, 0}, s.submitted(begun, queued, last, late))
+		require.WithinDuration(t, in(0), s.e.born.Add(time.Duration(last.expires.Load())),
+			time.Millisecond)
+		require.Empty(t, s.submitted(begun, queued, last, late))
 		s.endAll()
 		check(t, begun.Wait(within(t)))
 		counts := s.e.Stats().Classes
@@ -310,6 +337,65 @@ func TestDeadlineInTheQueue(t *testing.T) {
 	})
 }
 
+// TestDeadlineInABacklog: it ends what waits for room at a connection, or for the right to send a
+// long notification, too.
+func TestDeadlineInABacklog(t *testing.T) {
+	for _, class := range []Class{SwapIn, SwapOut} {
+		testkit.RunInVirtualTime(t, class.String(), func(t *testing.T) {
+			s := newScheduled(t)
+			s.f.room = 1
+			before := s.post(SwapOut, never, 1)
+			s.submitted()
+			begin := time.Now()
+			x := s.post(class, begin.Add(time.Second), 1)
+			require.ErrorIs(t, x.Wait(within(t)), ErrExpired)
+			require.WithinDuration(t, begin.Add(time.Second), time.Now(), 10*time.Millisecond)
+			s.endAll()
+			check(t, before.Wait(within(t)))
+
+			submit := s.f.onSubmit // tick comes while the backend is about to say that it is full
+			s.f.room, s.f.onSubmit = 0, func(int, driver.Op, uint64, bool) error {
+				s.e.schedule.timer.Stop()
+				s.e.schedule.tick()
+				return ErrFull
+			}
+			x = s.post(class, time.Now().Add(time.Second), 1)
+			require.ErrorIs(t, x.Wait(within(t)), ErrExpired)
+			s.f.onSubmit = submit
+
+			for range 2 { // a message alone, and one behind a hello
+				s.f.room = 1
+				x = transfer(t, s.p, Write)
+				check(t, x.Schedule(class, time.Now().Add(time.Second)))
+				check(t, x.Notify([]byte("m")))
+				before = s.post(SwapOut, never, 1)
+				s.submitted()
+				check(t, x.Post())
+				require.ErrorIs(t, x.Wait(within(t)), ErrExpired)
+				s.endAll()
+				check(t, before.Wait(within(t)))
+				s.p.conns[0].greeted.Store(false)
+			}
+			s.f.room = 0
+			s.p.conns[0].greeted.Store(true)
+			long := func(class Class, deadline time.Time) *Transfer {
+				x := s.make(class, deadline, 1)
+				check(t, x.Notify(make([]byte, 2*messageMin)))
+				check(t, x.Post())
+				synctest.Wait()
+				return x
+			}
+			before = long(SwapOut, never)
+			begin = time.Now()
+			require.ErrorIs(t, long(class, begin.Add(time.Second)).Wait(within(t)), ErrExpired)
+			require.WithinDuration(t, begin.Add(time.Second), time.Now(), 10*time.Millisecond)
+			s.endAll()
+			check(t, before.Wait(within(t)))
+			s.alone()
+		})
+	}
+}
+
 // TestNothingQueuedIsLate: a transfer past its deadline is not begun, also where room comes before
 // the timer.
 func TestNothingQueuedIsLate(t *testing.T) {
@@ -317,7 +403,7 @@ func TestNothingQueuedIsLate(t *testing.T) {
 		first := s.post(SwapOut, never, 2)
 		late := s.post(SwapOut, time.Now().Add(time.Hour), 1)
 		s.submitted()
-		late.expires = s.e.now() // and the timer does not know
+		late.expires.Store(int64(s.e.now())) // and the timer does not know
 		s.end()
 		require.ErrorIs(t, late.Wait(within(t)), ErrExpired)
 		s.endAll()
@@ -352,9 +438,8 @@ func TestAbortBesideTheQueue(t *testing.T) {
 		require.True(t, c.remove(x)) // the test is its submitter
 		x.stop(x.state().generation(), ErrAborted)
 		require.True(t, x.state().underWay())
-		granted, mine := c.request(x)
-		require.False(t, granted)
-		require.True(t, mine, "no other goroutine will look")
+		require.Equal(t, ended, c.request(x, x.state().generation()),
+			"no other goroutine will look")
 		x.submit(nil)
 		require.ErrorIs(t, x.Wait(within(t)), ErrAborted)
 		s.endAll()
@@ -394,25 +479,17 @@ func TestLostPeerEndsItsQueue(t *testing.T) {
 	} {
 		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
 			s := newScheduled(t)
-			gone := errors.New("no")
-			before := s.f.onSubmit
-			var lost atomic.Bool
-			s.f.onSubmit = func(n int, op driver.Op, tag uint64, notify bool) error {
-				if lost.Load() {
-					return errors.Join(gone, driver.ErrPeerLost)
-				}
-				return before(n, op, tag, notify)
-			}
 			list := []*Transfer{s.post(SwapOut, never, 2)}
+			s.submitted()
 			for range 50 {
 				list = append(list, s.post(Prefetch, never, 3), s.post(Replicate, never, 1))
 			}
-			s.submitted()
-			lost.Store(true)
 			begin := time.Now()
 			lose(s)
 			for _, x := range list[1:] {
-				require.ErrorIs(t, x.Wait(within(t)), gone)
+				err := x.Wait(within(t))
+				require.Equal(t, name == "lost", errors.Is(err, ErrPeerLost), "%v", err)
+				require.Equal(t, name != "lost", errors.Is(err, ErrClosed), "%v", err)
 			}
 			require.Zero(t, time.Since(begin))
 			require.Empty(t, s.submitted(list...))
@@ -420,6 +497,120 @@ func TestLostPeerEndsItsQueue(t *testing.T) {
 			s.alone()
 		})
 	}
+}
+
+// TestNothingIsHandedOverByAConnectionThatIsClosed, from the moment that the engine gives it up:
+// its backend takes batches until its Close has returned.
+func TestNothingIsHandedOverByAConnectionThatIsClosed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		hurry(t, s.e, 30*time.Millisecond)
+		closing := make(chan struct{})
+		closed := sync.OnceFunc(func() { close(closing) })
+		defer closed()
+		s.f.onClose = func() error { <-closing; return nil }
+		late := s.make(Prefetch, never, 2)
+		swapIn := s.post(SwapIn, never, 1)
+		var list []*Transfer
+		for range 50 {
+			list = append(list, s.post(SwapOut, never, 3))
+		}
+		swapIn.stop(swapIn.state().generation(), ErrAborted) // the fake cancels nothing
+		for _, x := range list {
+			require.ErrorIs(t, x.Wait(within(t)), ErrPeerLost)
+		}
+		check(t, late.Post())
+		require.ErrorIs(t, late.Wait(within(t)), ErrPeerLost)
+		require.Empty(t, s.submitted(append(list, late)...))
+		closed()
+		require.Error(t, swapIn.Wait(within(t)))
+		s.alone()
+	})
+}
+
+// TestALongNotificationWaitsForNoQueue: what is queued has no right to send one, and a swap-in gets
+// it before all that wait for it.
+func TestALongNotificationWaitsForNoQueue(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		make := func(class Class) *Transfer {
+			x := s.make(class, never, 1)
+			check(t, x.Notify(make([]byte, 2*messageMin)))
+			return x
+		}
+		list := []*Transfer{s.post(SwapIn, never, 1), make(Replicate), make(SwapIn)}
+		check(t, list[1].Post())
+		synctest.Wait()
+		check(t, list[2].Post())
+		require.Equal(t, []int{0, 2, 2, 2}, s.submitted(list...))
+		s.endAll()
+		for _, x := range list {
+			check(t, x.Wait(within(t)))
+		}
+
+		list = []*Transfer{make(SwapOut), make(SwapOut), make(SwapIn), make(SwapIn)}
+		for _, x := range list {
+			check(t, x.Post())
+			synctest.Wait()
+		}
+		s.endAll()
+		var order []int
+		for _, i := range s.submitted(list...) {
+			if len(order) == 0 || order[len(order)-1] != i {
+				order = append(order, i)
+			}
+		}
+		require.Equal(t, []int{0, 2, 3, 1}, order)
+		s.alone()
+	})
+}
+
+// TestNoCallerCopiesTheQueue: a goroutine that finds the end of a swap-in submits nothing of what
+// waited behind it.
+func TestNoCallerCopiesTheQueue(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		swapIn := s.post(SwapIn, never, 1)
+		low := s.post(SwapOut, never, 10)
+		require.Empty(t, s.submitted(low))
+		copying, before := make(chan struct{}), s.f.onSubmit
+		s.f.onSubmit = func(n int, op driver.Op, tag uint64, notify bool) error {
+			<-copying // Submit of a backend that copies there, and takes its time
+			return before(n, op, tag, notify)
+		}
+		s.f.mu.Lock()
+		s.f.manual = false // wakes nobody
+		s.f.finish(nil)
+		s.f.mu.Unlock()
+		require.True(t, swapIn.Done())
+		x := s.make(SwapOut, never, 1)
+		check(t, x.Post()) // nor does one that posts
+		close(copying)
+		check(t, low.Wait(within(t)))
+		check(t, x.Wait(within(t)))
+		s.alone()
+	})
+}
+
+// TestResourcesTakeTurns: one that always has room does not keep the others waiting.
+func TestResourcesTakeTurns(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		p, err := s.e.Self()
+		check(t, err)
+		swapIns := s.p.conns[0].resource.swapIns
+		swapIns.Add(1)
+		busy, other := s.post(SwapOut, never, 50), s.post(SwapOut, never, 50)
+		x := transfer(t, p, Write)
+		check(t, x.Schedule(Replicate, never))
+		check(t, x.Add(s.r, 0, remote(t, p, "local"), 1<<15, 8*3))
+		check(t, x.Post())
+		require.Empty(t, s.submitted(busy, other, x))
+		s.f.manual = false
+		swapIns.Add(-1)
+		s.e.schedule.wake()
+		require.Equal(t, []int{0, 2, 0, 2, 0, 2}, s.submitted(busy, other, x)[:6])
+		for _, x := range []*Transfer{busy, other, x} {
+			check(t, x.Wait(within(t)))
+		}
+		s.alone()
+	})
 }
 
 // TestARevokeDoesNotWaitForTheQueue: what is queued is no use of a lease, and fails once it has its
@@ -433,8 +624,7 @@ func TestARevokeDoesNotWaitForTheQueue(t *testing.T) {
 	check(t, err)
 	m, err := p.Import(lease.Token())
 	check(t, err)
-	hold := &p.conns[0].resource.swapIns.posts
-	p.conns[0].resource.swapIns.progress.Store(int64(time.Hour))
+	hold := p.conns[0].resource.swapIns
 	hold.Add(1) // a swap-in that does not end
 	tr := transfer(t, p, Write)
 	check(t, tr.Schedule(SwapOut, never))
@@ -444,34 +634,29 @@ func TestARevokeDoesNotWaitForTheQueue(t *testing.T) {
 	check(t, lease.Revoke(within(t)))
 	require.False(t, tr.Done())
 	hold.Add(-1)
-	a.schedule.again.Store(true)
+	a.schedule.wake()
 	require.ErrorIs(t, tr.Wait(within(t)), ErrRevoked)
 }
 
-// TestTheQueueIsBounded in number and in bytes; what was refused may be posted later.
+// TestTheQueueIsBounded in number; what was refused may be posted later.
 func TestTheQueueIsBounded(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s *scheduled) {
-		first := s.post(SwapOut, never, 2) // handed over as a whole
-		second := s.post(SwapOut, never, 10)
-		large := s.make(Prefetch, never, 6)
-		require.ErrorIs(t, large.Post(), ErrBusy)
-		require.Equal(t, state(idle), large.state().phase())
-		third := s.post(Prefetch, never, 2)
-		fourth := s.make(Replicate, never, 1)
-		require.ErrorIs(t, fourth.Post(), ErrBusy)
-		x := s.post(SwapIn, never, 40) // never refused
-		require.EqualValues(t, 1, s.e.Stats().Classes[Prefetch].Refused)
+		list := []*Transfer{s.post(SwapOut, never, 2), s.post(Prefetch, never, 10)}
+		more := s.make(Replicate, never, 1)
+		require.ErrorIs(t, more.Post(), ErrBusy)
+		require.Equal(t, state(idle), more.state().phase())
+		list = append(list, s.post(SwapIn, never, 40)) // never refused
+		require.EqualValues(t, 1, s.e.Stats().Classes[Replicate].Refused)
 		s.endAll()
-		for _, done := range []*Transfer{first, second, third, x} {
+		for _, done := range list {
 			check(t, done.Wait(within(t)))
 		}
-		check(t, fourth.Post())
-		check(t, large.Post())
+		check(t, more.Post())
 		s.endAll()
-		check(t, large.Wait(within(t)))
+		check(t, more.Wait(within(t)))
 		s.alone()
 	}, func(c *Config) {
-		c.Schedule = &Schedule{BytesInFlight: 16, PieceBytes: 8, QueuedMax: 2, QueuedBytes: 120}
+		c.Schedule = &Schedule{BytesInFlight: 16, PieceBytes: 8, QueuedMax: 2}
 	})
 }
 
@@ -508,7 +693,7 @@ func TestRoomOfABatchThatWasNotTaken(t *testing.T) {
 	})
 }
 
-// TestRoomOfWhatWasGivenUp comes back, too: the connection is closed, but others use the file.
+// TestRoomOfWhatWasGivenUp comes back, too: the connection is closed, but others share its room.
 func TestRoomOfWhatWasGivenUp(t *testing.T) {
 	testkit.InVirtualTime(t, func(t *testing.T) {
 		f := &fake{manual: true, brokenClose: true}
@@ -518,7 +703,7 @@ func TestRoomOfWhatWasGivenUp(t *testing.T) {
 		o := open(t, "other", over(&fake{}))
 		register(t, o, "r", 1<<16)
 		a, b, local := connect(t, e, o), connect(t, e, o), register(t, e, "local", 1<<16)
-		local.file = e.schedule.newResource("file", &swapIns{})
+		b.conns[0].resource = a.conns[0].resource
 		hurry(t, e, 30*time.Millisecond)
 		post := func(p *Peer, timeout time.Duration) *Transfer {
 			e.cfg.TransferTimeout = timeout
@@ -677,8 +862,8 @@ func TestNoWakeUpIsLost(t *testing.T) {
 	require.Zero(t, s.waiting.Load())
 	for _, p := range peers {
 		r := p.conns[0].resource
-		require.Zero(t, r.inFlight+r.pending+uint64(r.posts+r.queued))
-		require.Zero(t, r.swapIns.posts.Load())
+		require.Zero(t, r.inFlight+uint64(r.posts+r.queued))
+		require.Zero(t, r.swapIns.Load())
 	}
 	t.Logf("%d succeeded, %d were refused", moved.Load(), refused.Load())
 }
@@ -713,7 +898,7 @@ func TestFilesAreScheduledByFile(t *testing.T) {
 	p, err := e.Self()
 	check(t, err)
 	for _, r := range []*Region{one, two} { // the fake takes no files
-		r.file = e.schedule.newResource("file "+r.name, &swapIns{})
+		r.file = e.schedule.newResource("file "+r.name, new(atomic.Int64))
 	}
 	resource := func(from *Region, to string) *resource {
 		tr := transfer(t, p, Write)
@@ -724,5 +909,15 @@ func TestFilesAreScheduledByFile(t *testing.T) {
 	require.Same(t, two.file, resource(local, "two"))
 	require.Same(t, one.file, resource(one, "two"))
 	require.Same(t, p.conns[0].resource, resource(local, "local"))
+	other := open(t, "other", over(&fake{}))
+	register(t, other, "r", 1<<16)
+	far := connect(t, e, other)
+	tr := transfer(t, far, Write)
+	check(t, tr.Add(one, 0, remote(t, far, "r"), 0, 1))
+	require.Same(t, far.conns[0].resource, tr.resource, "a peer that takes nothing holds no file")
+	tr = transfer(t, p, Write)
+	require.ErrorIs(t, tr.Add(one, 1<<20, remote(t, p, "two"), 0, 1), ErrBounds)
+	check(t, tr.Add(local, 0, remote(t, p, "local"), 0, 1))
+	require.Same(t, p.conns[0].resource, tr.resource, "what was refused is no entry")
 	require.NotSame(t, one.file.swapIns, p.conns[0].resource.swapIns)
 }

@@ -25,8 +25,8 @@ type Transfer struct {
 	extras *extras // nil: none
 
 	class   Class
-	expires time.Duration // before which a post must have begun; 0: whenever it does
-	grants  *grants       // nil: none, by class or without a schedule
+	expires atomic.Int64 // when a post must have begun; 0: whenever it does
+	grants  *grants      // nil: none, by class or without a schedule
 
 	transferList
 	transferFlight
@@ -62,6 +62,9 @@ type transferFlight struct {
 	pins           atomic.Int32  // goroutines that look at the batches; Post waits for 0
 	deadline       atomic.Int64
 	postedAt       time.Duration
+
+	queuedFor atomic.Pointer[resource]     // nil: it is in no queue of the schedule
+	holds     atomic.Pointer[atomic.Int64] // the count of swap-ins that has it; nil: none
 }
 
 // transferOutcome is the outcome of the last post, and the goroutines that wait for it.

@@ -411,7 +411,6 @@ piece_bytes = "1MiB"
 prefetch = 3
 swap_out = 2
 queued_max = 100
-queued_bytes = "1GiB"
 [memory]
 path = "/x/m"
 bytes = "64MiB"
@@ -445,7 +444,7 @@ bytes_a_second = "1GiB"
 		Flow: cache.WriteBack, TTL: time.Hour, HoldMax: 2 << 20, BytesASecond: 1 << 30},
 		c.options("a"))
 	require.Equal(t, &engine.Schedule{BytesInFlight: 8 << 20, PieceBytes: 1 << 20, Prefetch: 3,
-		SwapOut: 2, QueuedMax: 100, QueuedBytes: 1 << 30}, c.schedule())
+		SwapOut: 2, QueuedMax: 100}, c.schedule())
 	require.Equal(t, &engine.Schedule{}, (&cacheConfig{}).schedule(), "with its defaults")
 	c.Schedule.Off = true
 	require.Nil(t, c.schedule())

@@ -41,9 +41,8 @@ type cacheConfig struct {
 		BytesInFlight size `toml:"bytes_in_flight"`
 		PieceBytes    size `toml:"piece_bytes"`
 		Prefetch      int
-		SwapOut       int  `toml:"swap_out"`
-		QueuedMax     int  `toml:"queued_max"`
-		QueuedBytes   size `toml:"queued_bytes"`
+		SwapOut       int `toml:"swap_out"`
+		QueuedMax     int `toml:"queued_max"`
 	}
 	Namespaces []struct {
 		Name         string // "*": those that no other entry names
@@ -197,7 +196,6 @@ func (c *cacheConfig) check() error {
 		{weight(q.Prefetch), "schedule", "prefetch", "want at most 1,048,576"},
 		{weight(q.SwapOut), "schedule", "swap_out", "want at most 1,048,576"},
 		{weight(q.QueuedMax), "schedule", "queued_max", "want at most 1,048,576"},
-		{q.QueuedBytes > 1<<60, "schedule", "queued_bytes", "want at most 1 EiB"},
 	} {
 		if w.bad {
 			return c.wrong(w.table, 0, w.key, "%s", w.text)
@@ -281,8 +279,7 @@ func (c *cacheConfig) schedule() *engine.Schedule {
 		return nil
 	}
 	return &engine.Schedule{BytesInFlight: int(s.BytesInFlight), PieceBytes: int(s.PieceBytes),
-		Prefetch: s.Prefetch, SwapOut: s.SwapOut, QueuedMax: s.QueuedMax,
-		QueuedBytes: int(s.QueuedBytes)}
+		Prefetch: s.Prefetch, SwapOut: s.SwapOut, QueuedMax: s.QueuedMax}
 }
 
 // options are what a namespace may have.
