@@ -92,3 +92,9 @@ func TestLease(t *testing.T) {
 	want(t, command(t, build(t, "lease")), "past its end: refused\nbefore: mine\nafter Revoke: "+
 		"refused\nafter: ours\n")
 }
+
+// TestCachenode runs the program with a cache of its own.
+func TestCachenode(t *testing.T) {
+	want(t, command(t, build(t, "cachenode")), "0 there, stored [done done done done], "+
+		"loaded [done done done done]: block 3\n")
+}

@@ -155,6 +155,11 @@ func slgoKVHint(h C.uint64_t, kind C.uint32_t, last C.int64_t, list *C.struct_sl
 		if kind > C.SLUICE_KV_PREFETCH {
 			return argument("hint %d does not exist", kind)
 		}
+		// A number below a second is one of another unit.
+		if kind == C.SLUICE_KV_RETAIN && time.Duration(last) < time.Second {
+			return fmt.Errorf("retain for %v: a second at least: %w", time.Duration(last),
+				engine.ErrBounds)
+		}
 		r, err := n.space.Hint(ctx, keys, cache.Hint{Kind: cache.HintKind(kind),
 			For: time.Duration(last)})
 		if out != nil {

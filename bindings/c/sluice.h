@@ -599,8 +599,9 @@ int sluice_kv_open(sluice_engine engine, const char *const *options, int64_t tim
 		   sluice_kv *kv);
 
 /*
- * Connects to a cache that another process serves. The messages of the engine are the cache's until
- * it is closed: sluice_receive is SLUICE_ERR_BUSY, and so is this where a program receives.
+ * Connects to a cache that another process serves, and tries again until the timeout, at most
+ * connect_timeout_ns, while none serves there. The messages of the engine are the cache's until it
+ * is closed: sluice_receive is SLUICE_ERR_BUSY, and so is this where a program receives.
  */
 int sluice_kv_dial(sluice_engine engine, const char *network, const char *address,
 		   int64_t timeout_ns, sluice_kv *kv);
@@ -716,7 +717,7 @@ enum {
 	SLUICE_KV_PENDING = 4,   /* another operation stores it at this moment */
 	SLUICE_KV_DAMAGED = 5,   /* load: not the bytes that were stored; it is forgotten */
 	SLUICE_KV_UNLIKE = 6,    /* load: it has another length */
-	SLUICE_KV_CONFLICT = 7,  /* store: the cache has the key with other bytes */
+	SLUICE_KV_CONFLICT = 7,  /* store: the cache has the key with another length */
 	SLUICE_KV_NO_ROOM = 8,   /* store: there is no room that may be taken */
 	SLUICE_KV_LATE = 9,      /* the timeout of the operation was over */
 	SLUICE_KV_FAILED = 10,   /* its transfer failed: sluice_kv_op_wait says why */
@@ -772,7 +773,11 @@ struct sluice_kv_hint_result {
 	uint64_t applied, missing, refused; /* blocks; the error says why some were refused */
 };
 
-/* Gives a hint and waits for nothing. *result, which may be NULL, is written in any case. */
+/*
+ * Gives a hint and waits for nothing. *result, which may be NULL, is written unless the arguments
+ * are refused. SLUICE_ERR_BOUNDS: RETAIN for less than a second, or for too long. A part of a
+ * second is rounded up.
+ */
 int sluice_kv_hint(sluice_kv_namespace space, uint32_t kind, int64_t last_ns,
 		   const struct sluice_kv_key *keys, size_t count, int64_t timeout_ns,
 		   struct sluice_kv_hint_result *result);

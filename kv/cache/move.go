@@ -174,7 +174,7 @@ const (
 	Pending                 // another operation stores it at this moment
 	Damaged                 // Load: its bytes were not what was stored; the cache has forgotten it
 	Unlike                  // Load: it has another length
-	Conflict                // Store: the cache has the key with other bytes
+	Conflict                // Store: the cache has the key with another length
 	NoRoom                  // Store: the tier has no room that may be taken
 	Late                    // ctx ended first
 	Failed                  // the transfer did: see Err

@@ -128,6 +128,7 @@ static void want_held(sluice_kv_namespace space, struct end *e)
 	struct sluice_kv_hint_result hinted;
 	OK(sluice_kv_hint(space, SLUICE_KV_RETAIN, 60 * SECOND, keys, BLOCKS, LIMIT, &hinted));
 	TRUE(hinted.applied == BLOCKS && !hinted.missing && !hinted.refused);
+	WANT(SLUICE_ERR_BOUNDS, sluice_kv_hint(space, SLUICE_KV_RETAIN, 5, keys, BLOCKS, LIMIT, NULL));
 	OK(sluice_kv_hint(space, SLUICE_KV_RELEASE, 0, keys, BLOCKS, LIMIT, NULL));
 	const char *envelope = "{\"actions\":[{\"action_id\":\"a\",\"action_type\":\"kv.fly\"}]}";
 	char text[1024];

@@ -12,6 +12,7 @@ import hashlib
 import json
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, Tuple
 
@@ -111,8 +112,10 @@ def hold(cache: Cache) -> None:
         pin.block(0)
     assert space.hint(kv.Hint.RETAIN, hashes(1, 9), seconds=60) == kv.HintResult(8, 1, 0)
     assert space.hint(kv.Hint.RELEASE, keys).applied == 8
-    with pytest.raises(sluice.BoundsError):
-        space.hint(kv.Hint.RETAIN, keys)
+    for seconds in (0, 0.5):
+        with pytest.raises(sluice.BoundsError, match="a second at least"):
+            space.hint(kv.Hint.RETAIN, keys, seconds=seconds)
+    assert space.hint(kv.Hint.RELEASE, keys).applied == 8
     told = space.hint_envelope(json.dumps({"message_id": "m", "actions": [
         {"action_id": "a", "action_type": "kv.session_end", "action_version": "1.0",
          "payload": {"block_hashes": [bytes(key).hex() for key in keys]}},
@@ -251,6 +254,10 @@ def test_what_makes_no_sense(own: Cache, tmp_path: Path) -> None:
         (lambda: own.attach(np.asfortranarray(array)), "contiguous"),
         (lambda: own.attach(bytearray(10)), "block_bytes"),
         (lambda: own.attach(bytearray(10), block_bytes=3), "10 bytes is no slots of 3"),
+        (lambda: own.namespace("x", GEOMETRY, flow=7),  # type: ignore[arg-type]
+         "flow is 7: want one of Flow.WRITE_THROUGH"),
+        (lambda: space.hint("retain", keys),  # type: ignore[arg-type]
+         "kind is 'retain': want one of Hint.SESSION_END"),
         (lambda: space.match(keys[:, :8].copy()), "16 bytes a key"),
         (lambda: space.match(keys[::2]), "contiguous"),
         (lambda: space.match(b"x" * 17), "16 bytes a key"),
@@ -295,6 +302,29 @@ def test_what_makes_no_sense(own: Cache, tmp_path: Path) -> None:
 
 def open_cache_now(folder: Path) -> None:
     Cache.open(folder / "memory", 8 << 20, extent=64 << 10, blocks=2048, timeout=0.05)
+
+
+def test_connecting_goes_on_until_a_server_is_there(tmp_path: Path, start: Start) -> None:
+    address, began = f"unix:{tmp_path}/socket", time.monotonic()
+    with pytest.raises(sluice.Error, match="no engine served there"):
+        Cache.connect(address, timeout=0.5)
+    assert time.monotonic() - began >= 0.5
+    caches: list[Cache] = []
+    thread = threading.Thread(target=lambda: caches.append(Cache.connect(address, timeout=LIMIT)))
+    thread.start()
+    child = start("cache_server.py", str(tmp_path))
+    thread.join(LIMIT)
+    assert child.poll() is None and caches
+    with caches[0] as cache:
+        use(cache)
+
+
+def test_a_call_that_a_slice_ended_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its error is: a detach that has had too little time says UNPROVEN."""
+    codes = [sluice.UnprovenError.code, 0]
+    monkeypatch.setattr(kv, "SLICE_NS", 0)
+    kv._ask(lambda _: codes.pop(0), LIMIT)
+    assert not codes
 
 
 def test_one_cache_an_engine_has_its_messages(tmp_path: Path) -> None:

@@ -25,7 +25,17 @@ import os
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Generator, Iterable, NamedTuple, Optional, Sequence, Union
+from typing import (
+    Any,
+    Callable,
+    Generator,
+    Iterable,
+    NamedTuple,
+    Optional,
+    Sequence,
+    TypeVar,
+    Union,
+)
 
 from . import _library
 from ._buffers import Held, Indices, hold_indices
@@ -42,6 +52,7 @@ KEY_BYTES = 16
 Keys = Any  # a buffer of 16 bytes a key, such as an array of shape (n, 16), or a list of bytes
 
 _names = itertools.count()
+_Enum = TypeVar("_Enum", bound=enum.IntEnum)
 
 
 class Found(enum.IntFlag):
@@ -62,7 +73,7 @@ class Outcome(enum.IntEnum):
     PENDING = 4  # another operation stores it at this moment
     DAMAGED = 5  # load: not the bytes that were stored; it is forgotten
     UNLIKE = 6  # load: it has another length
-    CONFLICT = 7  # store: the cache has the key with other bytes
+    CONFLICT = 7  # store: the cache has the key with another length
     NO_ROOM = 8  # store: there is no room that may be taken
     LATE = 9  # the timeout of the operation was over
     FAILED = 10  # its transfer failed: `wait` raises why
@@ -146,8 +157,9 @@ class Cache(Closing):
         self.engine._caches.add(self)
         out = self._out = ctypes.c_uint64()  # the library writes here: no interrupt comes between
         try:
-            _ask(lambda ns: call(self.engine._handle, ns, ctypes.byref(out)), timeout,
-                 lambda: lib.kv_close(out.value))
+            beside(lambda: check(call(self.engine._handle, nanoseconds(timeout),
+                                      ctypes.byref(out))),
+                   lambda _: lib.kv_close(out.value), lambda _: None)
         except BaseException:
             self.close()
             raise
@@ -183,7 +195,11 @@ class Cache(Closing):
         """The cache that another process serves at "unix:/path" or "tcp:host:port".
 
         It reads and writes the memory that is attached, one-sided; no byte of a block passes a
-        message. The messages of `engine` are the cache's: without one the cache has its own.
+        message. The messages of `engine` are the cache's: without one the cache has its own, of
+        this host; over a network give one that has a backend for it.
+
+        Where no process serves there yet it tries again, for as long as `timeout` says, at most
+        the `connect_timeout` of the engine.
         """
         network, where = split(address)
         return cls(engine, timeout, lambda of, ns, out: lib.kv_dial(of, network, where, ns, out))
@@ -214,6 +230,7 @@ class Cache(Closing):
         if len(geometry) != 32:
             raise ArgumentError(f"geometry has {len(geometry)} bytes: want a digest of 32, such as "
                                 f"hashlib.sha256(...).digest()")
+        flow = _member(Flow, flow, "flow")
         options = _library.KVNamespaceOptions(
             priority=number(priority, "priority", 32), name=text(name, "the name of a namespace"),
             memory_quota=number(memory_quota, "memory_quota"),
@@ -350,7 +367,8 @@ class Namespace:
               timeout: Optional[float] = 30.0) -> Op:
         """Copies blocks from slots, one a key, into the cache, and returns at once. The first store
         of a key wins; a block that is KNOWN is not copied. The slots must not change before the
-        end.
+        end. A block that is BUSY was refused, and `Op.wait` raises BusyError: store it later, or
+        leave it out.
         """
         return self._move(lib.kv_store, keys, source, slots, timeout)
 
@@ -382,9 +400,11 @@ class Namespace:
 
     def hint(self, kind: Hint, keys: Keys, seconds: float = 0,
              timeout: Optional[float] = 5.0) -> HintResult:
-        """Gives a hint; RETAIN is for so many seconds, up to an hour at a time. FullError: a
-        budget has refused some blocks.
+        """Gives a hint; RETAIN is for so many seconds, from 1 to 3,600 at a time: whole ones, a part
+        is rounded up. FullError: a budget has refused some blocks. BoundsError: RETAIN for less or
+        more.
         """
+        kind = _member(Hint, kind, "kind")
         held, n = _hold_keys(keys)
         result = _library.KVHintResult()
         _ask(lambda ns: lib.kv_hint(self._handle, kind, nanoseconds(seconds), held.address, n, ns,
@@ -598,13 +618,26 @@ def _ask(call: Callable[[int], int], timeout: Optional[float],
     if 0 <= ns <= SLICE_NS:
         check(call(ns))
         return
-    end = None if timeout is None else time.monotonic() + timeout
+    began = time.monotonic()
     code = call(SLICE_NS)
-    if code == TimeoutError.code:
-        beside(lambda: check(call(nanoseconds(None if end is None else end - time.monotonic()))),
-               lambda _: undo(), lambda _: None)
-    else:
+    if code != TimeoutError.code and time.monotonic() - began < SLICE_NS / 1e9:
         check(code)
+        return
+    if code == 0:
+        return
+    # The slice has ended it, whatever the error is: a detach says UNPROVEN then.
+    beside(lambda: check(call(nanoseconds(
+        None if timeout is None else began + timeout - time.monotonic()))),
+        lambda _: undo(), lambda _: None)
+
+
+def _member(of: type[_Enum], value: Any, what: str) -> _Enum:
+    """A member of an enumeration, or its number."""
+    try:
+        return of(value)
+    except ValueError:
+        names = ", ".join(f"{of.__name__}.{m.name}" for m in of)
+        raise ArgumentError(f"{what} is {value!r}: want one of {names}") from None
 
 
 def _shape(source: Any, block_bytes: Optional[int]) -> tuple[Sequence[int], int]:
