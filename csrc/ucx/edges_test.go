@@ -30,7 +30,7 @@ func TestRefusedBatchesKeepCredit(t *testing.T) {
 		}, testLimit, time.Millisecond, "the credit does not come back")
 	}
 	for i := range uint64(20) {
-		begin(driver.Read, i, testBytes)
+		begin(driver.Write, i, testBytes)
 		l.conn.Cancel(i)
 		if l.outcome(t, i) == nil { // it was done before
 			require.Eventually(t, func() bool { _, ok := l.far.Receive(); return ok }, testLimit,
