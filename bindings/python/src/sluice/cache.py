@@ -400,9 +400,9 @@ class Namespace:
 
     def hint(self, kind: Hint, keys: Keys, seconds: float = 0,
              timeout: Optional[float] = 5.0) -> HintResult:
-        """Gives a hint; RETAIN is for so many seconds, from 1 to 3,600 at a time: whole ones, a part
-        is rounded up. FullError: a budget has refused some blocks. BoundsError: RETAIN for less or
-        more.
+        """Gives a hint; RETAIN is for so many seconds, from 1 to 3,600 at a time: whole ones, a
+        part is rounded up. FullError: a budget has refused some blocks. BoundsError: RETAIN for
+        less or more.
         """
         kind = _member(Hint, kind, "kind")
         held, n = _hold_keys(keys)
