@@ -362,6 +362,7 @@ func TestCacheConfig(t *testing.T) {
 		{strings.Replace(good, `path = "/x/m"`, "", 1), "line 2: memory: no path of"},
 		{good + "bytes = 5\n", "line 5"},
 		{"drain_timeout = \"soon\"\n" + good, "line 1: drain_timeout: \"soon\" is no time"},
+		{"drain_timeout = 5\n" + good, "line 1: drain_timeout: want a time such as"},
 		{"listen = [\"1.2.3.4:7\"]\n" + good, "line 1: listen: name the files of an [identity]"},
 		{"plaintext = true\nlisten = [\"here\"]\n" + good,
 			"line 2: listen: \"here\" is no HOST:PORT"},

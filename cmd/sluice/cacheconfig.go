@@ -175,16 +175,21 @@ func (c *cacheConfig) wrong(table string, nth int, key, format string, args ...a
 		fmt.Errorf(format, args...))
 }
 
+const wantTime = "want a time such as \"500ms\" or \"30s\""
+
 func (c *cacheConfig) check() error {
 	id, q := &c.Identity, &c.Schedule
 	secure := id.Certificate != "" && id.Key != "" && id.Authority != ""
 	weight := func(n int) bool { return n < 0 || n > 1<<20 }
+	bare := func(d duration) bool { return d < duration(time.Millisecond) } // a number of ns
 	for _, w := range []struct {
 		bad              bool
 		table, key, text string
 	}{
 		{c.Name == "" || len(c.Name) > 255, "", "name", "want from 1 to 255 bytes"},
 		{c.Socket == "" || len(c.Socket) > 107, "", "socket", "want a path of 1 to 107 bytes"},
+		{bare(c.StartTimeout), "", "start_timeout", wantTime},
+		{bare(c.DrainTimeout), "", "drain_timeout", wantTime},
 		{!secure && *id != (cacheConfig{}).Identity, "identity", "",
 			"an identity has certificate, key and authority"},
 		{secure && c.Plaintext, "", "plaintext", "with an identity nothing is in plain text"},
@@ -224,7 +229,8 @@ func (c *cacheConfig) check() error {
 		case names[s.Name]:
 			return c.wrong("namespace", n, "name", "%q is there twice", s.Name)
 		case s.TTL%duration(time.Second) != 0:
-			return c.wrong("namespace", n, "ttl", "%v: want whole seconds", time.Duration(s.TTL))
+			return c.wrong("namespace", n, "ttl", "%v: want whole seconds, such as \"60s\"",
+				time.Duration(s.TTL))
 		}
 		if _, err := cache.ParseFlow(s.Flow); err != nil {
 			return c.wrong("namespace", n, "flow", "%w", err)

@@ -226,6 +226,10 @@ func (cfg *Config) complete() error {
 		if d.SlowAfter <= 0 {
 			d.SlowAfter = 5 * time.Second
 		}
+		if d.SlowAfter < time.Millisecond {
+			return fmt.Errorf("disk %s: it is slow after %v: a millisecond at least", d.Path,
+				d.SlowAfter)
+		}
 		if d.Blocks == 0 {
 			d.Blocks = max(d.Bytes>>16, 16)
 		}
