@@ -292,3 +292,29 @@ func TestDiskBesideOneThatHangs(t *testing.T) {
 	n.drained(t)
 	require.Equal(t, id, n.Stats().SwappedOut)
 }
+
+// TestDisksTakeTurns: of disks without jobs each gets its share.
+func TestDisksTakeTurns(t *testing.T) {
+	dir := t.TempDir()
+	n := openNode(t, memoryFile(t), 64, func(c *Config) {
+		withDisk(filepath.Join(dir, "a"), 64)(c)
+		other := c.Disks[0]
+		other.Path = filepath.Join(dir, "b")
+		c.Disks = append(c.Disks, other)
+	})
+	for id := range uint64(8) {
+		n.put(t, ids(id, 1))
+	}
+	n.drained(t)
+	require.Equal(t, []int{4, 4}, []int{n.Stats().Disks[0].Blocks, n.Stats().Disks[1].Blocks})
+}
+
+// TestSlowAfterIsATime: a number of nanoseconds, as one who left out the unit has it, is refused.
+func TestSlowAfterIsATime(t *testing.T) {
+	c := Config{Memory: MemoryConfig{Path: "m", Bytes: 1 << 30}}
+	withDisk("d", 64)(&c)
+	c.Disks[0].Extent, c.Disks[0].Bytes = 0, 1<<30
+	require.NoError(t, c.Check())
+	c.Disks[0].SlowAfter = 5
+	require.ErrorContains(t, c.Check(), "a millisecond at least")
+}
