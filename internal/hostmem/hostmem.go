@@ -64,8 +64,8 @@ func Alloc(n uint64, o Options) (*Buffer, error) {
 		return nil, sizeError(n, total, "it is more than the machine or its cgroup has: ask for "+
 			"less, or raise memory.max")
 	}
-	need := roundUp(n, hugeSize) / hugeSize
-	if o.Huge == HugeAuto && freeHugePages("/") >= need && need*hugeSize-n <= n/wasteMax {
+	need := roundUp(n, HugeSize) / HugeSize
+	if o.Huge == HugeAuto && freeHugePages("/") >= need && need*HugeSize-n <= n/wasteMax {
 		if b, err := alloc(n, o, true); err == nil {
 			return b, nil
 		} // The pages were taken meanwhile, or MFD_HUGETLB is not for us: go on without.
@@ -77,7 +77,7 @@ func Alloc(n uint64, o Options) (*Buffer, error) {
 func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
 	b := &Buffer{opts: o, len: n, page: basePage, renewing: make(chan struct{}, 1)}
 	if huge {
-		b.page = hugeSize
+		b.page = HugeSize
 	}
 	size := roundUp(n, b.page)
 	if o.Populate && !huge {
@@ -89,7 +89,7 @@ func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.mem, err = Reserve(size, hugeSize); err != nil {
+	if b.mem, err = Reserve(size, HugeSize); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
 	l.used.add(0, size)
@@ -160,7 +160,7 @@ func (b *Buffer) Segment() driver.Segment {
 // pages, or if Populate gathered every whole 2 MiB of it in transparent ones.
 func (b *Buffer) PageSize() uint64 {
 	if b.collapsed {
-		return hugeSize
+		return HugeSize
 	}
 	return b.page
 }
@@ -186,9 +186,9 @@ func (b *Buffer) Close() error {
 	return err
 }
 
-// hugeSize is what the page tables of amd64 and of arm64 with 4 KiB pages map in
+// HugeSize is what the page tables of amd64 and of arm64 with 4 KiB pages map in
 // one entry; every Buffer is aligned to it.
-const hugeSize = 2 << 20
+const HugeSize = 2 << 20
 
 // addressMax leaves room in 47 bits of address space for the reservation.
 const addressMax = 1 << 46

@@ -50,7 +50,7 @@ func peerView(t testing.TB, b *Buffer) []byte {
 	t.Helper()
 	extents := extentsOf(b)
 	end := extents[len(extents)-1]
-	view, err := Reserve(end.Off+end.Len, hugeSize)
+	view, err := Reserve(end.Off+end.Len, HugeSize)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = Unmap(view) })
 	at := uint64(0)
@@ -72,7 +72,7 @@ func TestAllocGivesAlignedZeroedMemory(t *testing.T) {
 			if uint64(len(mem)) != n || uint64(cap(mem)) != n {
 				t.Fatalf("%d bytes asked: len %d, cap %d", n, len(mem), cap(mem))
 			}
-			if addr := address(mem); addr%hugeSize != 0 {
+			if addr := address(mem); addr%HugeSize != 0 {
 				t.Errorf("%d bytes lie at %#x, not at a multiple of 2 MiB", n, addr)
 			}
 			if len(bytes.Trim(mem, "\x00")) != 0 {
@@ -197,7 +197,7 @@ func TestNodes(t *testing.T) {
 // the outcome of madvise.
 func TestHugePagesAreMapped(t *testing.T) {
 	b := mustAlloc(t, 8<<20, Options{Purpose: "huge-check", Populate: true})
-	if b.PageSize() != hugeSize {
+	if b.PageSize() != HugeSize {
 		t.Logf("this kernel gathered no huge pages (shmem_enabled is %q)", Limits().ShmemHuge)
 		return
 	}
@@ -214,7 +214,7 @@ func TestHugePagesAreMapped(t *testing.T) {
 }
 
 func TestReservedPagesAreNotWasted(t *testing.T) {
-	for _, n := range []uint64{1, hugeSize / 2, hugeSize + 1} {
+	for _, n := range []uint64{1, HugeSize / 2, HugeSize + 1} {
 		b := mustAlloc(t, n, Options{})
 		if b.page != basePage {
 			t.Errorf("%d bytes lie in reserved huge pages", n)

@@ -19,7 +19,7 @@ const populateStep = 64 << 20
 // advise tells the kernel how the range is used; all of it may fail.
 func (b *Buffer) advise(mem []byte) {
 	_ = unix.Madvise(mem, unix.MADV_DONTDUMP) // a core file of the KV cache is of no help
-	if b.opts.Huge != HugeNone && b.page != hugeSize {
+	if b.opts.Huge != HugeNone && b.page != HugeSize {
 		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
 	}
 }
@@ -28,19 +28,18 @@ func (b *Buffer) advise(mem []byte) {
 func (b *Buffer) collapses(l *layer) bool { return b.opts.Huge != HugeNone && !l.huge }
 
 // populate faults the range in by steps, so that a lack of memory is an error
-// and neither SIGBUS nor a full machine. It gathers each step in huge pages if
-// asked: MADV_COLLAPSE works also where shmem_enabled forbids them at fault
-// time, but only on pages that are there. It reports whether all were gathered.
+// and neither SIGBUS nor a full machine. It puts huge pages under each step if
+// asked, and reports whether it has for all.
 func populate(mem []byte, l *layer, off uint64, gather bool) (gathered bool, err error) {
-	gathered = gather && uint64(len(mem)) >= hugeSize
+	gathered = gather && uint64(len(mem)) >= HugeSize
 	for done := uint64(0); done < uint64(len(mem)); {
 		n := min(populateStep, uint64(len(mem))-done)
 		step := mem[done : done+n]
+		if gathered {
+			gathered = Gather(step)
+		}
 		if err := faultIn(step, l, off+done); err != nil {
 			return false, populateError(err, done, uint64(len(mem)))
-		}
-		if gathered {
-			gathered = collapse(step)
 		}
 		done += n
 	}
@@ -63,13 +62,21 @@ func faultIn(mem []byte, l *layer, off uint64) error {
 	return os.NewSyscallError("madvise(MADV_POPULATE_WRITE)", err)
 }
 
-// collapse gathers every whole 2 MiB of the range.
-func collapse(mem []byte) bool {
-	whole := roundDown(uint64(len(mem)), hugeSize)
-	if whole == 0 {
-		return true
+// Gather puts a huge page under each whole 2 MiB of shared memory that begins at such an address
+// and place in its file, and reports whether all have one. MADV_COLLAPSE (Linux 6.1) works also
+// where shmem_enabled does not give huge pages at a fault, unless that says deny, but only where
+// some page is there: so the first one is. It zeroes what was not there yet, once; where base
+// pages were, it copies them, which takes some ten times as long.
+func Gather(mem []byte) bool {
+	mem = mem[:roundDown(uint64(len(mem)), HugeSize)]
+	for first := mem; len(first) > 0; first = first[HugeSize:] {
+		page := first[:basePage]
+		if retry(func() error { return unix.Madvise(page, unix.MADV_POPULATE_WRITE) }) != nil {
+			return false
+		}
 	}
-	return retry(func() error { return unix.Madvise(mem[:whole], unix.MADV_COLLAPSE) }) == nil
+	return len(mem) == 0 ||
+		retry(func() error { return unix.Madvise(mem, unix.MADV_COLLAPSE) }) == nil
 }
 
 // retry repeats what a signal or a busy page may end early, a few times.

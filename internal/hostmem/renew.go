@@ -79,7 +79,7 @@ func (b *Buffer) PageBytes() uint64 { return b.page }
 // renew moves whole pages.
 // Preconditions: b.mu is held, and no landing is under way.
 func (b *Buffer) renew(from, to uint64) error {
-	huge := b.page == hugeSize && freeHugePages("/") >= (to-from)/hugeSize
+	huge := b.page == HugeSize && freeHugePages("/") >= (to-from)/HugeSize
 	l, err := b.freshLayer(from, to-from, huge)
 	if err != nil {
 		return fmt.Errorf("renew memory: %w", err)

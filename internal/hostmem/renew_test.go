@@ -63,14 +63,14 @@ func TestRenewAgainstModel(t *testing.T) {
 // small; what is renewed then must come in other pages, and no old mapping may
 // die of SIGBUS.
 func TestRenewOfReservedHugePages(t *testing.T) {
-	b := mustAlloc(t, modelPages*hugeSize-100, Options{Purpose: "reserved"})
-	if b.page != hugeSize {
+	b := mustAlloc(t, modelPages*HugeSize-100, Options{Purpose: "reserved"})
+	if b.page != HugeSize {
 		t.Log("this machine has no reserved huge pages")
 		return
 	}
 	renewAgainstModel(t, b, 1)
 	for _, e := range extentsOf(b) {
-		if e.Off%hugeSize != 0 || e.Len%hugeSize != 0 {
+		if e.Off%HugeSize != 0 || e.Len%HugeSize != 0 {
 			t.Errorf("extent %+v is not made of whole huge pages", e)
 		}
 	}
