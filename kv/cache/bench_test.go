@@ -22,7 +22,7 @@ import (
 // BenchmarkMatch looks for 4,096 keys of 64 Ki that are there.
 func BenchmarkMatch(b *testing.B) {
 	const blocks = 64 << 10
-	n := openNode(b, memoryFile(b), blocks/2, func(c *Config) { c.Blocks = blocks })
+	n := openNode(b, shmFile(b), blocks/2, func(c *Config) { c.Blocks = blocks })
 	var ids []uint64
 	for id := range uint64(blocks) {
 		ids = append(ids, id)
@@ -55,7 +55,7 @@ func BenchmarkHits(b *testing.B) {
 				func(b *testing.B) {
 					for b.Loop() {
 						blocks := unique * share / 100
-						n := openNode(b, memoryFile(b), blocks/2, func(c *Config) {
+						n := openNode(b, shmFile(b), blocks/2, func(c *Config) {
 							c.Memory.Extent, c.Memory.Bytes = granule, uint64(blocks)*granule
 							c.Blocks = uint64(blocks) + 4096
 							c.Policy = p
@@ -124,7 +124,7 @@ func requestsOf(tb testing.TB) (requests [][]uint64, unique int) {
 // BenchmarkAttach attaches to a file of a million blocks.
 func BenchmarkAttach(b *testing.B) {
 	const blocks = 1 << 20
-	path := memoryFile(b)
+	path := shmFile(b)
 	entries, _ := tableOf(blocks)
 	s := shape{entries: entries, extent: 2 << 20, bytes: blocks * granule}
 	m, err := openMemory(b.Context(), path, s)
@@ -146,7 +146,7 @@ func BenchmarkAttach(b *testing.B) {
 	sp := openSpaces(m)
 	sp.write(0, "model", [16]byte{})
 	require.NoError(b, m.close())
-	e := openNode(b, memoryFile(b), 24, nil).engine
+	e := openNode(b, shmFile(b), 24, nil).engine
 	b.ResetTimer()
 	for b.Loop() {
 		c, err := Open(b.Context(), Config{Engine: e, Blocks: blocks,
@@ -214,4 +214,12 @@ func BenchmarkLoad(b *testing.B) {
 		require.NoError(b, e.Close())
 		require.NoError(b, memory.Close())
 	}
+}
+
+// shmFile is a memory file where one belongs: in memory.
+func shmFile(b *testing.B) string {
+	dir, err := os.MkdirTemp("/dev/shm", "sluice-bench")
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return filepath.Join(dir, "memory")
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
 )
 
@@ -128,13 +129,6 @@ func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error
 		return nil, err
 	}
 	s = m.shape
-	m.mapped, err = unix.Mmap(int(f.Fd()), 0, int(s.fileBytes()), unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_SHARED)
-	if err != nil {
-		return nil, os.NewSyscallError("mmap", err)
-	}
-	// what the kernel does with shared memory is the administrator's to say
-	_ = unix.Madvise(m.mapped, unix.MADV_HUGEPAGE)
 	m.entries = asEntries(m.mapped[tableOff:][:s.entries*entryBytes])
 	m.stamps = asStamps(m.mapped[tableOff+s.entries*entryBytes:][:s.entries*stampBytes])
 	m.data = m.mapped[s.dataOff():]
@@ -275,15 +269,28 @@ func isBlank(f *os.File) (bool, error) {
 	}
 }
 
-// reserve has the file as long as it must be, with memory for all of it: without, a store into a
-// page that the kernel cannot find would end the process.
+// reserve has the file as long as it must be, and maps it, with memory for all of it: without, a
+// store into a page that the kernel cannot find would end the process. A new one gets huge pages
+// where there are some: disks read into them at twice the rate.
 func (m *memory) reserve() error {
 	n := int64(m.shape.fileBytes())
 	if err := m.f.Truncate(n); err != nil {
 		return err
 	}
+	mapped, err := hostmem.Reserve(uint64(n), hostmem.HugeSize)
+	if err != nil {
+		return err
+	}
+	if err := hostmem.Place(mapped, int(m.f.Fd()), 0); err != nil {
+		return errors.Join(err, hostmem.Unmap(mapped))
+	}
+	m.mapped = mapped
+	_ = unix.Madvise(mapped, unix.MADV_HUGEPAGE)
 	if m.old {
 		return nil
+	}
+	for step := mapped; len(step) > 0 && hostmem.Gather(step[:min(len(step), 64<<20)]); {
+		step = step[min(len(step), 64<<20):]
 	}
 	for {
 		err := unix.Fallocate(int(m.f.Fd()), 0, 0, n)
@@ -330,7 +337,7 @@ func (m *memory) close() error {
 	var err error
 	if m.mapped != nil {
 		binary.NativeEndian.PutUint64(m.mapped[atPID:], 0) // it has nothing under way
-		err = os.NewSyscallError("munmap", unix.Munmap(m.mapped))
+		err = hostmem.Unmap(m.mapped)
 		m.mapped = nil
 	}
 	return errors.Join(err, m.f.Close())
