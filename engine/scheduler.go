@@ -212,6 +212,7 @@ func (s *scheduler) serve() {
 		if t := s.dequeue(); t != nil {
 			conns := t.via() // before: behind it t may be another goroutine's
 			t.submit(nil)
+			t.sleepers.wake() // to help
 			for _, c := range conns {
 				c.lane.poll()
 			}

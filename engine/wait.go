@@ -57,7 +57,15 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	case idle, closed:
 		return t.misuse("wait for")
 	}
-	// The batches that no other goroutine copies yet are copied here.
+	t.help(ctx)
+	if t.spin() {
+		return t.Err()
+	}
+	return t.park(ctx, anyPost)
+}
+
+// help copies the batches of the transfer that no other goroutine copies yet.
+func (t *Transfer) help(ctx context.Context) {
 	for _, c := range t.via() {
 		generation := t.state().generation()
 		for left := t.outstanding.Load(); left != 0; left &= left - 1 {
@@ -66,10 +74,6 @@ func (t *Transfer) Wait(ctx context.Context) error {
 			}
 		}
 	}
-	if t.spin() {
-		return t.Err()
-	}
-	return t.park(ctx, anyPost)
 }
 
 // spin polls for Config.Spin, unless a backend asks not to: most transfers of a few pieces end
@@ -101,6 +105,9 @@ func (t *Transfer) park(ctx context.Context, generation uint64) error {
 	for t.isPost(generation) {
 		select {
 		case <-awake:
+			if t.grants != nil {
+				t.help(ctx) // the schedule has handed over a batch
+			}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
