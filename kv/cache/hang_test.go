@@ -201,17 +201,17 @@ func TestPeerThatDoesNotAnswer(t *testing.T) {
 // TestRemovedIsRemoved: what was removed no restart finds, also where its record was about to be
 // written to the disk, or a Load held it.
 func TestRemovedIsRemoved(t *testing.T) {
-	for _, point := range []string{"cache: on disk", "cache: recorded", "cache: verified"} {
+	for _, point := range []string{"cache: on disk", "cache: recorded", "cache: pinned"} {
 		t.Run(point, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "disk")
 			n := openNode(t, memoryFile(t), 16, withDisk(file, 64))
-			if point == "cache: verified" {
+			if point == "cache: pinned" {
 				n.put(t, ids(1, 1))
 			}
 			standing := testpoint.Stand(t, point)[0]
 			content(ids(1, 1)[0], n.mem)
 			var op *Op
-			if point == "cache: verified" {
+			if point == "cache: pinned" {
 				op = n.ns.Load(t.Context(), ids(1, 1), n.at(128, 1))
 			} else {
 				op = n.ns.Store(t.Context(), ids(1, 1), n.at(0, 1))

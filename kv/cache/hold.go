@@ -166,8 +166,8 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 		switch i := p.held[k]; {
 		case !c.verify(i):
 			op.outcomes[k] = Damaged
-			c.emit(i, DamagedBlock)
-			c.forget(i)
+			c.condemn(i)
+			c.unpin(i)
 			p.held[k] = none
 		default:
 			e := c.index.entry(i)

@@ -29,7 +29,7 @@ func TestLoadKeepsItsBlocks(t *testing.T) {
 			n := openNode(t, memoryFile(t), 24, func(c *Config) { c.Policy = LRU })
 			keys := keysOf(1, 2, 3)
 			require.Equal(t, all(Done, 3), n.put(t, keys))
-			standing := testpoint.Stand(t, "cache: verified")[0]
+			standing := testpoint.Stand(t, "cache: pinned")[0]
 			op := n.ns.Load(t.Context(), keys, n.at(128, 3))
 			<-standing.Came
 			if what == "removed" {

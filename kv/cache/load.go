@@ -12,8 +12,7 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// batchBytes is how much one transfer moves. While one runs the sums of the next are computed, and
-// what was verified is in the processor's cache as it is copied.
+// batchBytes is how much one transfer moves.
 const batchBytes = 8 << 20
 
 // Match says which blocks of a chain the cache has.
@@ -96,9 +95,9 @@ func (n *Namespace) MatchGroups(groups ...Group) int {
 	return longest
 }
 
-// Load copies blocks to a place. Each is verified before its bytes leave, so that a block that is
-// Done is the one that was stored; the others are told by their outcomes, and what lies in their
-// slots afterwards is undefined. ctx bounds all of it: what is not there by then is Late. keys and
+// Load copies blocks to a place, and verifies each meanwhile, so that a block that is Done is the
+// one that was stored; the others are told by their outcomes, and what lies in their slots
+// afterwards is undefined. ctx bounds all of it: what is not there by then is Late. keys and
 // to.Slots must not change before the end.
 func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
 	op, c := newOp(len(keys)), n.c
@@ -128,8 +127,8 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 
 	n.use(keys)
 
-	// Pin, bring, verify and copy, a batch while the one before is copied. The lists of a batch are
-	// parts of these.
+	// Pin, bring, copy and verify, a batch while the one before is copied and verified. The lists of
+	// a batch are parts of these.
 	held := make([]uint32, len(keys)) // entries; none: not, or no more
 	var (
 		which  = make([]uint32, 0, len(keys)) // numbers of the keys
@@ -149,17 +148,13 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 			case ctx.Err() != nil:
 				op.outcomes[k] = Late
 				c.unpin(i)
-			case !c.verify(i):
-				op.outcomes[k] = Damaged
-				c.emit(i, DamagedBlock)
-				c.forget(i)
 			default:
 				which = append(which, uint32(k))
 				slots = append(slots, x.entry(i).slot)
 				theirs = append(theirs, to.Slots[k])
 			}
 		}
-		testpoint.At("cache: verified")
+		testpoint.At("cache: pinned")
 		now := batch{which: which[begin:]}
 		if len(now.which) > 0 {
 			err := n.awaitRate(ctx, len(now.which), size)
@@ -170,6 +165,8 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 			if err != nil {
 				op.fail(ctx, fmt.Errorf("load: %w", err), now.which)
 				c.unpinAll(held, now.which)
+			} else {
+				now.verify(c, held)
 			}
 		}
 		c.loaded(ctx, op, before, held)
@@ -215,6 +212,22 @@ func (c *Cache) batchOf(size uint32) int {
 type batch struct {
 	transfer *engine.Transfer // nil: there is none
 	which    []uint32         // numbers of the keys
+	damaged  chan []uint32    // of a Load: those of them whose bytes are not those that were stored
+}
+
+// verify computes the sums of a batch of a Load in a goroutine, while it is copied.
+func (b *batch) verify(c *Cache, held []uint32) {
+	which, damaged := b.which, make(chan []uint32, 1)
+	b.damaged = damaged
+	go func() {
+		var list []uint32
+		for _, k := range which {
+			if !c.verify(held[k]) {
+				list = append(list, k)
+			}
+		}
+		damaged <- list
+	}()
 }
 
 // loaded waits for a batch of a Load.
@@ -223,13 +236,19 @@ func (c *Cache) loaded(ctx context.Context, op *Op, b batch, held []uint32) {
 		return
 	}
 	err, proved := c.finish(ctx, b.transfer)
+	damaged := <-b.damaged
 	if err != nil {
 		op.fail(ctx, fmt.Errorf("load: %w", err), b.which)
 	} else {
 		for _, k := range b.which {
 			op.outcomes[k] = Done
-			c.stats.loadedBytes.Add(uint64(c.index.entry(held[k]).size))
 		}
+		size := uint64(c.index.entry(held[b.which[0]]).size)
+		c.stats.loadedBytes.Add(uint64(len(b.which)-len(damaged)) * size)
+	}
+	for _, k := range damaged {
+		op.outcomes[k] = Damaged
+		c.condemn(held[k])
 	}
 	if !proved {
 		c.keep(b.transfer, func(proved bool) {
@@ -279,13 +298,13 @@ func (c *Cache) sum(slot, size uint32) (sum uint32, err error) {
 	return digest.CRC32C(c.memory.bytesOf(slot, size)), nil
 }
 
-// forget discards a block of which the caller has a pin, and ends that.
-func (c *Cache) forget(i uint32) {
+// condemn discards a pinned block whose bytes are not those that were stored.
+func (c *Cache) condemn(i uint32) {
 	s := c.index.shardFor(i)
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.emit(i, DamagedBlock)
 	if c.index.entry(i).state == present {
 		c.discard(s, i)
 	}
-	c.unpinLocked(s, i)
-	s.mu.Unlock()
 }

@@ -341,7 +341,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			case ok:
 				batch, places = append(batch, k), append(places, at)
 			case c.disks[x.entry(held[k]).disk] == d: // removed since
-				c.notRead(op, held, []uint32{k}, Missing, false)
+				c.notRead(op, held, []uint32{k}, Missing)
 			default:
 				rest = append(rest, k)
 			}
@@ -358,7 +358,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		})
 		slots := make([]uint32, let)
 		n := c.makeRoom(granules(uint64(size)), slots)
-		c.notRead(op, held, batch[n:], NoRoom, false)
+		c.notRead(op, held, batch[n:], NoRoom)
 		batch, slots, places = batch[:n], slots[:n], places[:n]
 		if n == 0 {
 			c.spaces.at(lane).claimed[Memory].Add(-claimed)
@@ -387,7 +387,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		}
 		if err != nil {
 			op.fail(ctx, fmt.Errorf("load: %w", err), batch)
-			c.notRead(op, held, batch, Undone, false)
+			c.notRead(op, held, batch, Undone)
 			c.spaces.at(lane).claimed[Memory].Add(-claimed)
 			if proved {
 				c.places.giveBackAll(slots)
@@ -405,18 +405,10 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		for j, k := range batch {
 			i := held[k]
 			e := x.entry(i)
-			sum, err := c.sum(slots[j], size)
-			if err != nil || sum != e.crc {
-				op.outcomes[k] = Damaged
-				c.emit(i, DamagedBlock)
-				c.notRead(op, held, batch[j:j+1], Undone, true)
-				c.places.giveBack(slots[j])
-				continue
-			}
 			s := x.shardFor(i)
 			s.mu.Lock()
 			e.slot = slots[j]
-			e.flags = e.flags&^reading | verified
+			e.flags &^= reading | verified // whoever loads it verifies it
 			c.places.own(e.slot, i)
 			c.spaces.count(e.space, Memory, 1, int64(size))
 			if e.state == present {
@@ -448,17 +440,13 @@ func (c *Cache) placeOnDisk(i uint32, d *disk) (place uint32, ok bool) {
 }
 
 // notRead ends the pins of blocks that were not read from their disk, with an outcome where that is
-// not Undone. Those that are damaged are forgotten.
-func (c *Cache) notRead(op *Op, held, which []uint32, as Outcome, damaged bool) {
+// not Undone.
+func (c *Cache) notRead(op *Op, held, which []uint32, as Outcome) {
 	for _, k := range which {
 		i := held[k]
 		s := c.index.shardFor(i)
 		s.mu.Lock()
-		e := c.index.entry(i)
-		e.flags &^= reading
-		if damaged && e.state == present {
-			c.discard(s, i)
-		}
+		c.index.entry(i).flags &^= reading
 		c.unpinLocked(s, i)
 		s.mu.Unlock()
 		held[k] = none

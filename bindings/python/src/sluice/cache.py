@@ -357,7 +357,7 @@ class Namespace:
     def load(self, keys: Keys, to: Blocks, slots: Indices, timeout: Optional[float] = 30.0) -> Op:
         """Copies blocks to slots, one a key, and returns at once.
 
-        Each is verified before its bytes leave. What lies in the slot of a block that is not DONE
+        Each is verified while it is copied. What lies in the slot of a block that is not DONE
         is undefined. The timeout bounds all of it: what is not there by then is LATE. BusyError:
         too many operations run.
         """
