@@ -34,6 +34,7 @@ type fake struct {
 	onConnect func(peer int) error
 	onSubmit  func(peer int, op driver.Op, tag uint64, notify bool) error
 	onCancel  func(tag uint64)
+	onHelp    func(tag uint64) bool
 	onImport  func() error
 	onReceive func(msgs []driver.Message) int
 	onRevoke  func(ctx context.Context) error
@@ -218,6 +219,10 @@ func (p *fakePeer) Cancel(tag uint64) {
 	if p.f.onCancel != nil {
 		p.f.onCancel(tag)
 	}
+}
+
+func (p *fakePeer) Help(tag uint64, _ <-chan struct{}) bool {
+	return p.f.onHelp != nil && p.f.onHelp(tag)
 }
 
 // drop completes one outstanding tag.

@@ -589,6 +589,23 @@ func TestNoCallerCopiesTheQueue(t *testing.T) {
 	})
 }
 
+// TestWhoWaitsCopiesTheQueue: nobody else copies here, and there is room for two of ten pieces.
+func TestWhoWaitsCopiesTheQueue(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		s.f.onHelp = func(tag uint64) bool { s.f.drop(tag, nil); return true }
+		low := s.post(SwapOut, never, 10)
+		check(t, low.Wait(within(t)))
+		swapIn := s.post(SwapIn, never, 1)
+		check(t, low.Post())
+		ended := make(chan error)
+		go func() { ended <- low.Wait(within(t)) }()
+		s.end() // the swap-in, while low.Wait sleeps
+		check(t, <-ended)
+		require.True(t, swapIn.Done())
+		s.alone()
+	})
+}
+
 // TestResourcesTakeTurns: one that always has room does not keep the others waiting.
 func TestResourcesTakeTurns(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s *scheduled) {

@@ -24,7 +24,8 @@ import (
 //	          of a lower class whose connection is lost. Any other one of a lower class goes into
 //	          the queue, unless this batch has had its turn
 //	serve     a goroutine: takes posts out of the queues, in order, where there is room for their
-//	          next batches, and submits one batch each. No caller copies what waits
+//	          next batches, and submits one batch each. So do those that wait for a post of a lower
+//	          class; no other caller copies what waits
 //	release   finish, with each batch: the room is free again
 //	leave     settle: the SwapIn is over; room that a post still has is free again
 //
@@ -209,16 +210,25 @@ func (s *scheduler) serve() {
 		case <-s.e.closing: // all connections are, and nothing is queued
 			return
 		}
-		if t := s.dequeue(); t != nil {
-			conns := t.via() // before: behind it t may be another goroutine's
-			t.submit(nil)
-			t.sleepers.wake() // to help
-			for _, c := range conns {
-				c.lane.poll()
-			}
+		if s.handOver() {
 			s.wake()
 		}
 	}
+}
+
+// handOver submits one batch that has room, of whichever post; false: there is none.
+func (s *scheduler) handOver() bool {
+	t := s.dequeue()
+	if t == nil {
+		return false
+	}
+	conns := t.via() // before: behind it t may be another goroutine's
+	t.submit(nil)
+	t.sleepers.wake() // to help
+	for _, c := range conns {
+		c.lane.poll()
+	}
+	return true
 }
 
 // dequeue takes a transfer out of a queue for whose next batch there is room. The caller is its

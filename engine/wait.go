@@ -64,14 +64,22 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	return t.park(ctx, anyPost)
 }
 
-// help copies the batches of the transfer that no other goroutine copies yet.
+// help copies the batches of the transfer that no other goroutine copies yet. Who waits for one of
+// a lower class hands over what has room by then: the scheduler's goroutine may not run while all
+// processors copy.
 func (t *Transfer) help(ctx context.Context) {
-	for _, c := range t.via() {
-		generation := t.state().generation()
-		for left := t.outstanding.Load(); left != 0; left &= left - 1 {
-			if c.p.Help(tag(t.slot, generation, bits.TrailingZeros64(left)), ctx.Done()) {
-				c.lane.poll()
+	for again := true; again; {
+		for _, c := range t.via() {
+			generation := t.state().generation()
+			for left := t.outstanding.Load(); left != 0; left &= left - 1 {
+				if c.p.Help(tag(t.slot, generation, bits.TrailingZeros64(left)), ctx.Done()) {
+					c.lane.poll()
+				}
 			}
+		}
+		again = false
+		for t.grants != nil && ctx.Err() == nil && t.e.schedule.handOver() {
+			again = true
 		}
 	}
 }
@@ -103,11 +111,11 @@ func (t *Transfer) park(ctx context.Context, generation uint64) error {
 	awake := t.sleepers.enter()
 	defer t.sleepers.leave(awake)
 	for t.isPost(generation) {
+		if t.grants != nil && generation == anyPost {
+			t.help(ctx) // the schedule has handed over a batch
+		}
 		select {
 		case <-awake:
-			if t.grants != nil {
-				t.help(ctx) // the schedule has handed over a batch
-			}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
