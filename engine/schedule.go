@@ -40,10 +40,11 @@ func (c Class) String() string {
 // Transfers below SwapIn share a budget of bytes in flight for each resource: a peer over one
 // backend, or a file that this engine has registered, to and from its own memory. One goroutine of
 // the engine, and those in Transfer.Wait for one of them, hand them to the backends, in pieces; a
-// piece for which there is no room waits in the engine, at no cost. While a SwapIn is under way over the same backend, or with the same
-// file, no new piece of theirs is handed over, unless the SwapIn has shown no progress for 250 ms.
-// Room goes to the classes by weight, and within a class to the transfer that was posted first.
-// SwapIn itself is never queued here: it is bounded by what the program posts.
+// piece for which there is no room waits in the engine, at no cost. While a SwapIn is under way
+// over the same backend, or with the same file, no new piece of theirs is handed over, unless the
+// SwapIn has shown no progress for 250 ms. Room goes to the classes by weight, and within a class
+// to the transfer that was posted first. SwapIn itself is never queued here: it is bounded by what
+// the program posts.
 type Schedule struct {
 	// BytesInFlight bounds what a backend has of the lower classes, for each resource. A larger
 	// one fills a longer path; a swap-in may find that many bytes before it. Default 2 MiB.

@@ -24,8 +24,8 @@ import (
 //	          of a lower class whose connection is lost. Any other one of a lower class goes into
 //	          the queue, unless this batch has had its turn
 //	serve     a goroutine: takes posts out of the queues, in order, where there is room for their
-//	          next batches, and submits one batch each. So do those that wait for a post of a lower
-//	          class; no other caller copies what waits
+//	          next batches, and submits one batch each. Those that wait for a post of a lower
+//	          class do so, too; no other caller copies what waits
 //	release   finish, with each batch: the room is free again
 //	leave     settle: the SwapIn is over; room that a post still has is free again
 //

@@ -127,8 +127,8 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 
 	n.use(keys)
 
-	// Pin, bring, copy and verify, a batch while the one before is copied and verified. The lists of
-	// a batch are parts of these.
+	// Pin, bring, copy and verify, a batch while the one before is copied and verified. The lists
+	// of a batch are parts of these.
 	held := make([]uint32, len(keys)) // entries; none: not, or no more
 	var (
 		which  = make([]uint32, 0, len(keys)) // numbers of the keys
