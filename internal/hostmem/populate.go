@@ -36,7 +36,7 @@ func populate(mem []byte, l *layer, off uint64, gather bool) (gathered bool, err
 		n := min(populateStep, uint64(len(mem))-done)
 		step := mem[done : done+n]
 		if gathered {
-			gathered = Gather(step)
+			gathered = Gather(step, 1)
 		}
 		if err := faultIn(step, l, off+done); err != nil {
 			return false, populateError(err, done, uint64(len(mem)))
@@ -63,20 +63,21 @@ func faultIn(mem []byte, l *layer, off uint64) error {
 }
 
 // Gather puts a huge page under each whole 2 MiB of shared memory that begins at such an address
-// and place in its file, and reports whether all have one. MADV_COLLAPSE (Linux 6.1) works also
-// where shmem_enabled does not give huge pages at a fault, unless that says deny, but only where
-// some page is there: so the first one is. It zeroes what was not there yet, once; where base
-// pages were, it copies them, which takes some ten times as long.
-func Gather(mem []byte) bool {
+// and place in its file, by so many threads, and reports whether all have one. MADV_COLLAPSE
+// (Linux 6.1) works also where shmem_enabled does not give huge pages at a fault, unless that says
+// deny, but only where some page is there: so the first one is. It zeroes what was not there yet,
+// once; where base pages were, it copies them, which takes some ten times as long.
+func Gather(mem []byte, threads int) bool {
 	mem = mem[:roundDown(uint64(len(mem)), HugeSize)]
-	for first := mem; len(first) > 0; first = first[HugeSize:] {
-		page := first[:basePage]
-		if retry(func() error { return unix.Madvise(page, unix.MADV_POPULATE_WRITE) }) != nil {
-			return false
+	return inParts(mem, threads, func(part []byte) bool {
+		for left := part; len(left) > 0; left = left[HugeSize:] {
+			first := left[:basePage]
+			if retry(func() error { return unix.Madvise(first, unix.MADV_POPULATE_WRITE) }) != nil {
+				return false
+			}
 		}
-	}
-	return len(mem) == 0 ||
-		retry(func() error { return unix.Madvise(mem, unix.MADV_COLLAPSE) }) == nil
+		return retry(func() error { return unix.Madvise(part, unix.MADV_COLLAPSE) }) == nil
+	})
 }
 
 // retry repeats what a signal or a busy page may end early, a few times.
@@ -103,17 +104,25 @@ func FaultIn(mem []byte, write bool, threads int) {
 	if write {
 		advice = unix.MADV_POPULATE_WRITE
 	}
-	mem = wholePages(mem)
+	inParts(wholePages(mem), threads, func(part []byte) bool {
+		return retry(func() error { return unix.Madvise(part, advice) }) == nil
+	})
+}
+
+// inParts calls do with each part of memory, by so many threads, until it fails. It reports whether
+// it has not.
+func inParts(mem []byte, threads int, do func(part []byte) bool) bool {
 	parts := partsOf(mem)
-	var next, failed atomic.Int64
+	var next atomic.Int64
+	var failed atomic.Bool
 	work := func() {
-		for failed.Load() == 0 {
+		for !failed.Load() {
 			part := parts.at(mem, next.Add(1)-1)
 			if part == nil {
 				return
 			}
-			if retry(func() error { return unix.Madvise(part, advice) }) != nil {
-				failed.Store(1)
+			if !do(part) {
+				failed.Store(true)
 			}
 		}
 	}
@@ -123,6 +132,7 @@ func FaultIn(mem []byte, write bool, threads int) {
 	}
 	work()
 	others.Wait()
+	return !failed.Load()
 }
 
 // wholePages leaves out those at the edges that lie within in part.

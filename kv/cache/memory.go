@@ -12,6 +12,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -289,9 +290,7 @@ func (m *memory) reserve() error {
 	if m.old {
 		return nil
 	}
-	for step := mapped; len(step) > 0 && hostmem.Gather(step[:min(len(step), 64<<20)]); {
-		step = step[min(len(step), 64<<20):]
-	}
+	hostmem.Gather(mapped, runtime.GOMAXPROCS(0))
 	for {
 		err := unix.Fallocate(int(m.f.Fd()), 0, 0, n)
 		switch {
