@@ -121,6 +121,15 @@ func (t *Transfer) Schedule(class Class, deadline time.Time) error {
 	return nil
 }
 
+// Promote has a post that is under way go on as one of SwapIn, since somebody waits for its bytes
+// now: the rest of it goes before all that is queued, which it holds back. It ends with the post.
+// Any goroutine may call it, from Post on; behind the end of the post it does nothing.
+func (t *Transfer) Promote() {
+	if t.grants != nil {
+		t.e.schedule.promote(t)
+	}
+}
+
 // batchMax is how many bytes of the transfer go in one batch.
 func (t *Transfer) batchMax() uint64 {
 	if t.grants != nil {

@@ -199,6 +199,42 @@ func TestOneSwapInThatStandsStillBesideOthers(t *testing.T) {
 	})
 }
 
+// TestPromote: what somebody waits for now goes before what is queued, also beside a swap-in and
+// where there is no room, and holds it back; behind its end it holds nothing back.
+func TestPromote(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		flood := s.post(SwapOut, never, 6)
+		require.Equal(t, []int{0, 0}, s.submitted(flood))
+		fetch, other := s.post(Prefetch, never, 2), s.post(Prefetch, never, 1)
+		swapIn := s.post(SwapIn, never, 1)
+		require.Equal(t, []int{3}, s.submitted(flood, fetch, other, swapIn))
+		fetch.Promote()
+		fetch.Promote()
+		require.Equal(t, []int{1, 1}, s.submitted(flood, fetch, other))
+		s.end()
+		s.end() // those of the flood
+		s.end()
+		check(t, swapIn.Wait(within(t)))
+		s.end()
+		require.Empty(t, s.submitted(flood, fetch, other), "it is still under way")
+		s.end()
+		check(t, fetch.Wait(within(t)))
+		require.Equal(t, []int{2, 0}, s.submitted(flood, fetch, other))
+		check(t, fetch.Post())
+		require.Empty(t, s.submitted(fetch), "another post is none of it")
+		s.endAll()
+		check(t, fetch.Wait(within(t)))
+		fetch.Promote()
+		s.alone()
+
+		begun := s.post(Prefetch, never, 2)
+		begun.Promote()
+		require.Empty(t, s.submitted(s.post(SwapOut, never, 1)), "it was not queued")
+		s.endAll()
+		s.alone()
+	})
+}
+
 // TestWeights: with all three classes waiting, each gets pieces by its weight.
 func TestWeights(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s *scheduled) {

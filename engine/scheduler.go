@@ -74,12 +74,12 @@ type resource struct {
 	swapIns *atomic.Int64 // that hold lower classes back: of the whole backend, or of the file
 
 	// Guarded by scheduler.mu.
-	inFlight uint64 // bytes of lower classes that the backend has
-	posts    int    // of lower classes, under way
-	queued   int    // in queues
-	queues   [classes][]*Transfer
-	served   [classes]float64 // bytes by weight: the class with the least is the next
-	floor    float64          // served of the class that was the last one
+	inFlight uint64               // bytes of lower classes that the backend has
+	posts    int                  // of lower classes, under way
+	queued   int                  // in queues
+	queues   [classes][]*Transfer // in that of SwapIn wait those of which Promote was called
+	served   [classes]float64     // bytes by weight: the class with the least is the next
+	floor    float64              // served of the class that was the last one
 }
 
 // newResource returns nil without a schedule.
@@ -106,6 +106,10 @@ func (c *conn) resourceOf(local *Region, remote *Remote) *resource {
 type grants struct {
 	inFlight [batchesInFlight]atomic.Uint64 // bytes of each batch that the backend has; by bit
 
+	// Guarded by scheduler.mu.
+	posted bool
+	queue  Class // of resource.queues: the transfer's, or SwapIn behind Promote
+
 	// Written by the submitter, under scheduler.mu.
 	granted int           // batches for which there was room
 	held    uint64        // bytes of those that have not ended
@@ -130,7 +134,7 @@ func (s *scheduler) enter(t *Transfer) error {
 			"raise Schedule.QueuedMax: %w", r.posts, r.name, ErrBusy)
 	}
 	s.counts[t.class].Posts++
-	x.granted, x.waited = 0, 0
+	x.granted, x.waited, x.posted, x.queue = 0, 0, true, t.class
 	r.posts++
 	return nil
 }
@@ -174,11 +178,11 @@ func (s *scheduler) request(t *Transfer, generation uint64) turn {
 	if r.queued++; r.queued == 1 {
 		s.blocked = append(s.blocked, r)
 	}
-	at := len(r.queues[t.class])
+	at := len(r.queues[x.queue])
 	if t.hasBegun() {
 		at = 0 // it has begun: it goes on before others begin
 	}
-	r.queues[t.class] = slices.Insert(r.queues[t.class], at, t)
+	r.queues[x.queue] = slices.Insert(r.queues[x.queue], at, t)
 	s.counts[t.class].Queued++
 	x.since = s.e.now()
 	t.queuedFor.Store(r)
@@ -238,19 +242,20 @@ func (s *scheduler) dequeue() *Transfer {
 	defer s.mu.Unlock()
 	now := s.e.now()
 	for i, r := range s.blocked {
-		if r.swapIns.Load() > 0 {
+		promoted := len(r.queues[SwapIn]) > 0
+		if r.swapIns.Load() > 0 && !promoted {
 			s.arm(now + s.patience)
 			continue
 		}
-		first := Class(0)
-		for c := Prefetch; c < classes; c++ {
-			if len(r.queues[c]) > 0 && (first == 0 || r.served[c] < r.served[first]) {
+		first := SwapIn
+		for c := Prefetch; c < classes && !promoted; c++ {
+			if len(r.queues[c]) > 0 && (first == SwapIn || r.served[c] < r.served[first]) {
 				first = c
 			}
 		}
 		t := r.queues[first][0]
 		n := t.batches[t.submitted.Load()].bytes
-		if r.inFlight == 0 || r.inFlight+n <= uint64(s.cfg.BytesInFlight) {
+		if promoted || r.inFlight == 0 || r.inFlight+n <= uint64(s.cfg.BytesInFlight) {
 			s.blocked = append(slices.Delete(s.blocked, i, i+1), r)
 			s.drop(t, 0, now)
 			s.charge(t, n)
@@ -292,24 +297,43 @@ func (s *scheduler) free(t *Transfer, n uint64) {
 
 // leave ends a post.
 func (s *scheduler) leave(t *Transfer) {
-	r, x := t.resource, t.grants
-	if x == nil {
-		if n := t.holds.Swap(nil); n != nil && n.Add(-1) == 0 && s.waiting.Load() > 0 {
-			s.wake()
-		}
-		return
+	if x := t.grants; x != nil {
+		s.mu.Lock()
+		s.free(t, x.held)
+		t.resource.posts--
+		x.posted = false
+		s.mu.Unlock()
 	}
+	if n := t.holds.Swap(nil); n != nil && n.Add(-1) == 0 && s.waiting.Load() > 0 {
+		s.wake()
+	}
+}
+
+// promote has a post that is under way go on as a SwapIn.
+func (s *scheduler) promote(t *Transfer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.free(t, x.held)
-	r.posts--
+	x := t.grants
+	if !x.posted || x.queue == SwapIn {
+		return
+	}
+	r := t.resource
+	if t.queuedFor.Load() != nil {
+		at := slices.Index(r.queues[x.queue], t)
+		r.queues[x.queue] = slices.Delete(r.queues[x.queue], at, at+1)
+		r.queues[SwapIn] = append(r.queues[SwapIn], t)
+	}
+	x.queue = SwapIn
+	r.swapIns.Add(1)
+	t.holds.Store(r.swapIns)
+	s.wake()
 }
 
 // drop takes a transfer out of its queue.
 // Preconditions: s.mu is held.
 func (s *scheduler) drop(t *Transfer, at int, now time.Duration) {
 	r, x := t.resource, t.grants
-	r.queues[t.class] = slices.Delete(r.queues[t.class], at, at+1)
+	r.queues[x.queue] = slices.Delete(r.queues[x.queue], at, at+1)
 	if r.queued--; r.queued == 0 {
 		at := slices.Index(s.blocked, r)
 		s.blocked = slices.Delete(s.blocked, at, at+1)
@@ -329,7 +353,7 @@ func (s *scheduler) remove(t *Transfer) bool {
 	defer s.mu.Unlock()
 	r := t.queuedFor.Load()
 	if r != nil {
-		s.drop(t, slices.Index(r.queues[t.class], t), s.e.now())
+		s.drop(t, slices.Index(r.queues[t.grants.queue], t), s.e.now())
 	}
 	return r != nil
 }

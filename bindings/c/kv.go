@@ -57,6 +57,7 @@ type kvOptions struct {
 	Bytes, Extent, Blocks uint64
 	Policy                string
 	VerifyFirst           bool
+	CompareKnown          bool
 	OpsMax                int
 }
 
@@ -89,7 +90,7 @@ func kvConfig(words []string) (cfg cache.Config, err error) {
 	}
 	cfg = cache.Config{Memory: cache.MemoryConfig{Path: o.Path, Bytes: o.Bytes, Extent: o.Extent},
 		Blocks: o.Blocks, Policy: cache.Policy(o.Policy), VerifyFirst: o.VerifyFirst,
-		OpsMax: cmp.Or(o.OpsMax, kvOpsMax)}
+		CompareKnown: o.CompareKnown, OpsMax: cmp.Or(o.OpsMax, kvOpsMax)}
 	for _, words := range disks {
 		var d kvDisk
 		if err = byname.SetOptions(&d, words); err != nil {

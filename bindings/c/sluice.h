@@ -587,6 +587,7 @@ struct sluice_kv_key {
  *                 there, else the bytes of all tiers by 64 KiB
  *   policy        s3fifo (default), lru, arc: which block goes first
  *   verify_first  true: a block's CRC-32C is verified by its first load alone
+ *   compare_known true: other bytes for a key that the cache has are a conflict, and told
  *   ops_max       operations at a time; 1,024
  *   disk          the path of a file behind the memory; those that follow are of this disk:
  *   disk_bytes, disk_extent, disk_blocks

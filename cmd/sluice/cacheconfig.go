@@ -31,6 +31,7 @@ type cacheConfig struct {
 	Policy                cache.Policy
 	Blocks                uint64
 	VerifyFirst           bool `toml:"verify_first"`
+	CompareKnown          bool `toml:"compare_known"`
 	Operations            int
 	HoldMax               size `toml:"hold_max"`
 	Identity              struct{ Certificate, Key, Authority, Revoked string }
@@ -267,7 +268,7 @@ func (c *cacheConfig) check() error {
 // cache is the config of the cache itself, without its engine.
 func (c *cacheConfig) cache() cache.Config {
 	cfg := cache.Config{Policy: c.Policy, Blocks: c.Blocks, VerifyFirst: c.VerifyFirst,
-		OpsMax: c.Operations, HoldMax: uint64(c.HoldMax),
+		CompareKnown: c.CompareKnown, OpsMax: c.Operations, HoldMax: uint64(c.HoldMax),
 		Memory: cache.MemoryConfig{Path: c.Memory.Path, Bytes: uint64(c.Memory.Bytes),
 			Extent: uint64(c.Memory.Extent)}}
 	for _, d := range c.Disks {

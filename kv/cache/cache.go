@@ -54,6 +54,12 @@ type Config struct {
 	// stored by another process or came from a disk. Default: by each load.
 	VerifyFirst bool
 
+	// CompareKnown has a Store of a key that the cache has read the bytes, too: a block whose
+	// CRC-32C is another one is a Conflict, and the cache's stays. One for which there is no room
+	// to read it is Known. Default: it is Known unread, as kernels that do not repeat their results
+	// make other bytes for a key.
+	CompareKnown bool
+
 	// OpsMax bounds the loads and stores that run at a time; what is more is refused with
 	// engine.ErrBusy. Default 1,024.
 	OpsMax int

@@ -4,6 +4,7 @@ package cache
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -58,7 +59,7 @@ func openBy(tb testing.TB, path string, blocks int, way posix.Config,
 func openOver(tb testing.TB, path string, blocks int, ec engine.Config,
 	change func(*Config)) *node {
 	tb.Helper()
-	ec.Name, ec.Schedule = "node", &engine.Schedule{}
+	ec.Name, ec.Schedule = "node", cmp.Or(ec.Schedule, &engine.Schedule{})
 	e, err := engine.Open(ec)
 	require.NoError(tb, err)
 	n := &node{engine: e, mem: make([]byte, 256*blockBytes)}
@@ -541,6 +542,61 @@ func TestOtherLength(t *testing.T) {
 	require.NoError(t, op.Wait(t.Context()))
 	require.Equal(t, all(Unlike, 1), op.Outcomes())
 	require.Equal(t, all(Done, 1), n.get(t, keys))
+}
+
+// TestCompareKnown: other bytes for a key that the cache has are refused and told, wherever its
+// block is, and the block stays. Where there is no room to read them nothing is compared.
+func TestCompareKnown(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.CompareKnown, c.HoldMax = true, 16*blockBytes
+	})
+	require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 16 * blockBytes}))
+	n.put(t, ids(0, 16)) // there is no room left
+	n.hint(t, ids(0, 2), HintDemote, 0)
+	n.put(t, ids(16, 2))
+	require.Equal(t, all(OnDisk, 2), n.ns.Match(ids(0, 2)).Blocks)
+	require.Equal(t, all(Known, 8), n.put(t, ids(0, 8)))
+	events := n.Events(t.Context())
+	other := func(bad ...int) []Outcome {
+		for k, key := range ids(0, 8) {
+			content(key, n.mem[k*blockBytes:][:blockBytes])
+		}
+		for _, k := range bad {
+			n.mem[k*blockBytes+77] ^= 4
+		}
+		op := n.ns.Store(t.Context(), ids(0, 8), n.at(0, 8))
+		require.NoError(t, op.Wait(t.Context()))
+		return op.Outcomes()
+	}
+	want := all(Known, 8)
+	want[1], want[6] = Conflict, Conflict
+	require.Equal(t, want, other(1, 6))
+	for _, id := range []uint64{1, 6} {
+		for {
+			if e := <-events; e.Kind != Demoted {
+				require.Equal(t, Event{Kind: Conflicted, Namespace: "model",
+					Key: ids(id, 1)[0]}, e)
+				break
+			}
+		}
+	}
+	require.EqualValues(t, 2, n.Stats().Stores[Conflict])
+	require.Equal(t, all(Done, 8), n.get(t, ids(0, 8)))
+	n.drained(t)
+
+	var pinned []Key
+	for k, f := range n.ns.Match(ids(0, 18)).Blocks {
+		if f&InMemory != 0 {
+			pinned = append(pinned, ids(uint64(k), 1)...)
+		}
+	}
+	p, err := n.ns.Pin(t.Context(), pinned, 0)
+	require.NoError(t, err)
+	free := make([]uint32, 16)
+	defer n.places.giveBackAll(free[:n.places.reserve(granules(blockBytes), free)])
+	require.Equal(t, all(Known, 8), other(1, 6), "no slot may be used to compare them")
+	p.Close()
 }
 
 // TestOpsMax: more operations than Config says are refused, and room comes back.

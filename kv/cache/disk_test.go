@@ -293,6 +293,29 @@ func TestDiskBesideOneThatHangs(t *testing.T) {
 	require.Equal(t, id, n.Stats().SwappedOut)
 }
 
+// TestPlanGivesUp: blocks for which a disk has not had time for SlowAfter stay in memory alone, and
+// hold up no others.
+func TestPlanGivesUp(t *testing.T) {
+	n := openNode(t, memoryFile(t), 64, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.Disks[0].SlowAfter = 10 * time.Millisecond
+	})
+	d := n.disks[0]
+	d.recording.Lock() // one job is with the disk's writer then, and one waits for it
+	over := make(chan uint64, 32)
+	for id := uint64(0); len(over) == 0; id++ {
+		op := n.ns.Store(t.Context(), ids(id%32, 1), n.at(0, 1))
+		require.NoError(t, op.Wait(t.Context()))
+		until(func() bool { return len(n.writes) == 0 })
+		if id < 32 {
+			go func() { <-op.Durable(); over <- id }()
+		}
+	}
+	require.Equal(t, InMemory, n.ns.Match(ids(<-over, 1)).Blocks[0])
+	d.recording.Unlock()
+	n.drained(t)
+}
+
 // TestDisksTakeTurns: of disks without jobs each gets its share.
 func TestDisksTakeTurns(t *testing.T) {
 	dir := t.TempDir()

@@ -15,8 +15,8 @@
 // order in which blocks go; offer it to the disks.
 //
 // The way of a Load (load.go, one function): count the chain as used, from its end on; then, batch
-// by batch, pin what is there, read from the disks what is only there (swap.go), verify, and write
-// to the place while the next batch is verified.
+// by batch, pin what is there, read from the disks what is only there (swap.go), and write to the
+// place what is verified meanwhile; a batch is Done once both have ended.
 //
 // What keeps a block where it is: its pins, of operations and of Pins, in memory; a Retain hint, in
 // one tier or the other (hold.go: keeps). What lets it go, beside the policy: Remove, a TTL, which

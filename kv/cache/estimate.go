@@ -13,9 +13,9 @@ import (
 
 // paces are the measured rates of disks and copies.
 type paces struct {
-	paces []pace // of each disk
-	copy  meanRate
-	loads atomic.Uint32
+	paces []pace        // of each disk
+	copy  meanRate      // of whole Loads from memory, which verify while they copy
+	loads atomic.Uint32 // of which one of sixteen is measured
 }
 
 // pace is the measured rate of one disk, and its queue.
@@ -54,30 +54,25 @@ func (r *meanRate) orElse(assumed float64) (mean float64, measured bool) {
 	return assumed, false
 }
 
-// timedRead is finish of a read from a disk.
-func (c *Cache) timedRead(ctx context.Context, d *disk, t *engine.Transfer, bytes uint64) (
-	err error, proved bool) {
+// timedRead is finish of a read from a disk. One of a Prefetch, which waits behind those of Loads,
+// does not measure the disk.
+func (c *Cache) timedRead(ctx context.Context, d *disk, t *engine.Transfer, class engine.Class,
+	bytes uint64) (err error, proved bool) {
 	p := &c.paces.paces[d.number]
 	p.waiting.Add(int64(bytes))
 	defer p.waiting.Add(-int64(bytes))
 	began := time.Now()
-	if err, proved = c.finish(ctx, t); err == nil {
+	if err, proved = c.finish(ctx, t); err == nil && class == engine.SwapIn {
 		p.reads.add(bytes, time.Since(began))
 	}
 	return err, proved
 }
 
-// sampleLoad begins to measure one Load of sixteen.
-func (c *Cache) sampleLoad() (began time.Time) {
-	if c.loads.Add(1)%16 == 1 {
-		began = time.Now()
-	}
-	return began
-}
-
-// sampled ends sampleLoad. Of a Load that has waited for a disk, or of little, nothing is learnt.
-func (c *Cache) sampled(began time.Time, op *Op, size uint64) {
-	if began.IsZero() || op.fromDisk {
+// sample learns from one Load of sixteen, but not from one that has waited for a disk or for the
+// rate of its namespace, that failed, or of little.
+func (n *Namespace) sample(op *Op, size uint64, took time.Duration) {
+	if n.c.loads.Add(1)%16 != 1 || op.fromDisk || op.err != nil ||
+		n.c.spaces.rates[n.id].Load() != nil {
 		return
 	}
 	var bytes uint64
@@ -87,7 +82,7 @@ func (c *Cache) sampled(began time.Time, op *Op, size uint64) {
 		}
 	}
 	if bytes >= 256<<10 {
-		c.copy.add(bytes, time.Since(began))
+		n.c.copy.add(bytes, took)
 	}
 }
 
@@ -127,7 +122,7 @@ func (n *Namespace) Estimate(keys []Key) (e Estimate) {
 	}
 	byDisk := make([]uint64, len(c.disks))
 	x.each(n.id, keys, false, func(_ *shard, _ int, i uint32, _ uint64) {
-		if i == none || x.entry(i).state != present || c.expired(i) {
+		if !c.has(i) {
 			e.Missing++
 			return
 		}

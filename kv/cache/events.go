@@ -18,7 +18,7 @@ const (
 	Removed                       // the cache does not have it any more
 	Demoted                       // it has left memory; a disk has it
 	DamagedBlock                  // its bytes were not what was stored; Removed follows
-	Conflicted                    // a Store came with another length for its key, and was refused
+	Conflicted                    // a Store with another length or other bytes was refused
 	// EventsLost is of no block: that many events found no room (Event.Lost).
 	EventsLost
 	eventKinds

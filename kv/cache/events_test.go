@@ -36,9 +36,11 @@ func TestEvents(t *testing.T) {
 	n.index.each(n.ns.id, ids(0, 1), false, func(_ *shard, _ int, i uint32, _ uint64) {
 		n.memory.bytesOf(n.index.entry(i).slot, 1)[0] ^= 1
 	})
-	n.get(t, ids(0, 1))
+	n.get(t, keysOf(0, 0)) // found twice, and told once
 	want(DamagedBlock, 0)
 	want(Removed, 0)
+	n.put(t, ids(3, 1))
+	want(Stored, 3)
 	cancel()
 	_, open := <-events
 	require.False(t, open)
@@ -84,6 +86,10 @@ func TestEstimate(t *testing.T) {
 	n.get(t, ids(0, 1))
 	require.NotZero(t, n.paces.paces[0].reads.get(), "a read is measured")
 	n.hint(t, ids(0, 1), HintDemote, 0)
+	n.paces.paces[0].reads.bits.Store(0)
+	require.NoError(t, n.ns.Prefetch(t.Context(), ids(0, 1)).Wait(t.Context()))
+	require.Zero(t, n.paces.paces[0].reads.get(), "one that waits for others is not")
+	n.hint(t, ids(0, 1), HintDemote, 0)
 
 	n.paces.paces[0].reads.bits.Store(0)
 	n.paces.paces[0].reads.add(6*blockBytes, time.Second)
@@ -102,4 +108,14 @@ func TestEstimate(t *testing.T) {
 	require.InDelta(t, 8*blockBytes, n.paces.paces[0].reads.get(), 1, "a moving mean")
 	n.disks[0].health.without = time.Now().Add(time.Hour)
 	require.Equal(t, 7, n.ns.Estimate(ids(0, 9)).Missing)
+
+	n.put(t, ids(20, 22))
+	n.copy.bits.Store(0)
+	for _, limit := range []uint64{1 << 40, 0} { // one with a rate measures none
+		require.NoError(t, n.ns.Set(NamespaceOptions{BytesASecond: limit}))
+		for range 16 {
+			n.get(t, ids(20, 22))
+		}
+		require.Equal(t, limit == 0, n.copy.get() > 0)
+	}
 }

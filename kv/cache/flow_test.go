@@ -246,6 +246,43 @@ func TestBusy(t *testing.T) {
 	n.drained(t)
 }
 
+// TestCatchUpLeavesRoom: what a process before has left takes half of what may wait for the disks.
+// The rest goes there later.
+func TestCatchUpLeavesRoom(t *testing.T) {
+	// The writer has taken up to batchBytes that do not wait any more.
+	const blocks = writesMax/2 + batchBytes/granule + 100
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	open := func(flow Flow) *node {
+		n := openNode(t, path, blocks, func(c *Config) {
+			withDisk(file, blocks)(c)
+			c.Memory.Bytes, c.Disks[0].Bytes = blocks*granule, blocks*granule
+		})
+		require.NoError(t, n.ns.Set(NamespaceOptions{Flow: flow}))
+		return n
+	}
+	n := open(MemoryOnly)
+	place := n.at(0, 1)
+	place.Run, place.Slots = granule, make([]uint32, blocks)
+	op := n.ns.Store(t.Context(), ids(0, blocks), place)
+	require.NoError(t, op.Wait(t.Context()))
+	have := n.Stats().Tiers[Memory].Blocks
+	n.close(t)
+
+	n = open(WriteThrough)
+	n.timing.Lock()
+	n.disks[0].mu.Lock() // its writer waits
+	n.catchUp()
+	waiting := len(n.writes)
+	n.disks[0].mu.Unlock()
+	n.timing.Unlock()
+	require.LessOrEqual(t, waiting, writesMax/2)
+	until(func() bool {
+		n.second(n.readClock())
+		return n.Stats().Disks[0].Blocks == have
+	})
+	n.drained(t)
+}
+
 // TestCatchUp: what a process before has left in memory alone is written to the disks once its
 // namespace is opened, where that writes through.
 func TestCatchUp(t *testing.T) {

@@ -103,6 +103,7 @@ func openHung(t *testing.T, timeout time.Duration) (n *node, h *hungDisk, keys [
 	require.NoError(t, err)
 	h = &hungDisk{Backend: p}
 	n = openOver(t, memoryFile(t), 8, engine.Config{Backends: []driver.Backend{m, h},
+		Schedule:   &engine.Schedule{BytesInFlight: blockBytes}, // a block at a time
 		AbortGrace: 50 * time.Millisecond, TransferTimeout: timeout},
 		func(c *Config) {
 			withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
@@ -178,6 +179,82 @@ func TestCloseBesideADiskThatHangs(t *testing.T) {
 	<-first.Done()
 	<-second.Done()
 	require.NotContains(t, append(first.Outcomes(), second.Outcomes()...), Done)
+	h.answer()
+}
+
+// TestLoadOfWhatAPrefetchReads: a Load that waits for a block which a Prefetch reads has it read as
+// what it would read itself: before all that is queued for the disk.
+func TestLoadOfWhatAPrefetchReads(t *testing.T) {
+	n, h, keys := openHung(t, time.Hour)
+	asked := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.held)
+	}
+	h.hang()
+	content(ids(100, 1)[0], n.mem)
+	n.ns.Store(t.Context(), ids(100, 1), n.at(0, 1))
+	until(func() bool { return asked() == 1 }) // its write has all the room that there is
+	fetch := n.ns.Prefetch(t.Context(), keys[:1])
+	until(func() bool { return n.engine.Stats().Classes[engine.Prefetch].Queued == 1 })
+	require.Equal(t, 1, asked())
+	load := n.ns.Load(t.Context(), keys[:1], n.at(128, 1))
+	until(func() bool { return asked() == 2 })
+	h.answer()
+	require.NoError(t, load.Wait(t.Context()))
+	require.NoError(t, fetch.Wait(t.Context()))
+	require.Equal(t, append(fetch.Outcomes(), load.Outcomes()...), all(Done, 2))
+	n.drained(t)
+}
+
+// TestLoadThatEndsItself: a Load whose ctx ends, and so its read, says nothing of the disk.
+func TestLoadThatEndsItself(t *testing.T) {
+	m, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	p, err := posix.New(posix.Config{Threads: 4})
+	require.NoError(t, err)
+	b, err := fault.Wrap(p, 1, fault.Rule{On: fault.Read, Do: fault.Swallow()})
+	require.NoError(t, err)
+	n := openOver(t, memoryFile(t), 16, engine.Config{Backends: []driver.Backend{m, b}},
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64))
+	n.put(t, ids(0, 1))
+	n.hint(t, ids(0, 1), HintDemote, 0)
+	for k := range uint64(failuresMax) {
+		ctx, cancel := context.WithCancel(t.Context())
+		op := n.ns.Load(ctx, ids(0, 1), n.at(128, 1))
+		until(func() bool { return b.Fired()[0] > k })
+		cancel()
+		require.ErrorIs(t, op.Wait(t.Context()), context.Canceled)
+		require.Equal(t, all(Late, 1), op.Outcomes())
+	}
+	require.Zero(t, n.disks[0].health.failed)
+	require.Empty(t, n.Stats().Disks[0].Unused)
+	n.drained(t)
+}
+
+// TestTimedDamagedAndUnproven: a Load whose transfer has no proof tells which of its blocks are
+// damaged. All keep their slots, as they may still be read.
+func TestTimedDamagedAndUnproven(t *testing.T) {
+	m, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	h := &hungDisk{Backend: m}
+	n := openOver(t, memoryFile(t), 16, engine.Config{Backends: []driver.Backend{h},
+		AbortGrace: 50 * time.Millisecond, TransferTimeout: 200 * time.Millisecond}, nil)
+	n.put(t, ids(0, 2))
+	n.index.each(n.ns.id, ids(0, 1), false, func(_ *shard, _ int, i uint32, _ uint64) {
+		n.memory.bytesOf(n.index.entry(i).slot, 1)[0] ^= 1
+	})
+	h.hang()
+	n.hung = true
+	op := n.ns.Load(t.Context(), ids(0, 2), n.at(128, 2))
+	require.Error(t, op.Wait(t.Context()))
+	require.Equal(t, []Outcome{Damaged, Failed}, op.Outcomes())
+	require.Equal(t, []Found{Nowhere, InMemory}, n.ns.Match(ids(0, 2)).Blocks)
+	require.Positive(t, n.Stats().Unproven)
+	n.index.each(n.ns.id, ids(0, 2), false, func(_ *shard, _ int, i uint32, _ uint64) {
+		require.EqualValues(t, 1, n.index.entry(i).pins)
+		require.NotEqual(t, uint32(none), n.index.entry(i).slot)
+	})
 	h.answer()
 }
 

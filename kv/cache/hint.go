@@ -77,7 +77,7 @@ func (n *Namespace) Hint(keys []Key, h Hint) (r HintResult, err error) {
 	defer c.ops.Done()
 	// from the end of the chain on, so that its head goes last
 	x.each(n.id, keys, true, func(s *shard, _ int, i uint32, _ uint64) {
-		if i == none || x.entry(i).state != present || c.expired(i) {
+		if !c.has(i) {
 			r.Missing++
 			return
 		}

@@ -21,7 +21,14 @@ type holds struct {
 	prefetches  atomic.Int32           // that run, or wait for prefetching
 	retention   []map[uint32]retention // by shard, whose lock guards it, and entry
 	prefetching chan struct{}          // has room for one
+	fetch       atomic.Pointer[fetch]  // the last read of a Prefetch
 	memoryID    [16]byte               // of the memory file
+}
+
+// fetch is a read of a Prefetch from a disk.
+type fetch struct {
+	t      *engine.Transfer
+	blocks []uint32 // entries, in order
 }
 
 // retention is how long a hint keeps a block.
@@ -163,18 +170,18 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 	}
 	n.use(keys)
 	n.bring(ctx, op, keys, sizes, p.held, func(k int) {
-		switch i := p.held[k]; {
-		case !c.verify(i):
+		i := p.held[k]
+		if !c.verify(i) {
 			op.outcomes[k] = Damaged
 			c.condemn(i)
 			c.unpin(i)
 			p.held[k] = none
-		default:
-			e := c.index.entry(i)
-			op.outcomes[k] = Done
-			p.blocks[k] = c.memory.bytesOf(e.slot, e.size)
-			p.offs[k] = c.memory.shape.dataOff() + uint64(e.slot)*granule
+			return
 		}
+		e := c.index.entry(i)
+		op.outcomes[k] = Done
+		p.blocks[k] = c.memory.bytesOf(e.slot, e.size)
+		p.offs[k] = c.memory.shape.dataOff() + uint64(e.slot)*granule
 	})
 	p.outcomes = op.outcomes
 	if op.err != nil && !slices.Contains(op.outcomes, Done) {
@@ -295,7 +302,7 @@ func (n *Namespace) sizes(keys []Key) []uint32 {
 	x := n.c.index
 	sizes := make([]uint32, len(keys))
 	x.each(n.id, keys, false, func(_ *shard, k int, i uint32, _ uint64) {
-		if i != none && x.entry(i).state == present && !n.c.expired(i) {
+		if n.c.has(i) {
 			sizes[k] = x.entry(i).size
 		}
 	})
@@ -305,7 +312,7 @@ func (n *Namespace) sizes(keys []Key) []uint32 {
 // use counts a chain as used, from its end on, so that its head goes last.
 func (n *Namespace) use(keys []Key) {
 	n.c.index.each(n.id, keys, true, func(s *shard, _ int, i uint32, _ uint64) {
-		if i != none && n.c.index.entry(i).state == present && !n.c.expired(i) {
+		if n.c.has(i) {
 			n.c.touch(s, i)
 		}
 	})
@@ -338,13 +345,11 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 
 // Prefetch reads blocks from the disks into memory, for a Load to come, one Prefetch at a time. It
 // brings at most a quarter of the memory, or of the namespace's quota; blocks beyond are NoRoom. A
-// block that was brought is among the first that leave, until it is used. ctx bounds it. A quarter
-// of Config.OpsMax may run or wait; others are refused with engine.ErrBusy.
+// block that was brought is among the first that leave, until it is used. It is Done unverified:
+// the Load verifies it. ctx bounds it. A quarter of Config.OpsMax may run or wait; others are
+// refused with engine.ErrBusy.
 func (n *Namespace) Prefetch(ctx context.Context, keys []Key) *Op {
-	op, err := n.beginPrefetch(ctx, keys, 0, int32(max(1, n.c.cfg.OpsMax/4)))
-	if err != nil {
-		return op.refused(Failed, err)
-	}
+	op, _ := n.beginPrefetch(ctx, keys, 0, int32(max(1, n.c.cfg.OpsMax/4)))
 	return op
 }
 
@@ -353,30 +358,25 @@ func (n *Namespace) beginPrefetch(ctx context.Context, keys []Key, limit time.Du
 	most int32) (*Op, error) {
 	op, c := newOp(len(keys)), n.c
 	op.class = engine.Prefetch
-	if err := c.start(); err != nil {
-		return op, fmt.Errorf("prefetch: %w", err)
-	}
+	var busy error
 	if waiting := c.prefetches.Add(1); waiting > most {
-		c.prefetches.Add(-1)
-		c.end()
-		return op, fmt.Errorf("prefetch: %d others wait: %w", waiting-1, engine.ErrBusy)
+		busy = fmt.Errorf("%d others wait: %w", waiting-1, engine.ErrBusy)
 	}
 	keys = slices.Clone(keys)
-	go func() {
-		defer c.end()
+	err := c.run(ctx, "prefetch", op, busy, func(ctx context.Context) {
 		defer c.prefetches.Add(-1)
-		ctx, cancel := c.within(ctx)
-		defer cancel()
 		if limit > 0 {
+			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, limit)
 			defer cancel()
 		}
 		n.prefetch(ctx, op, keys)
 		close(op.copied)
-		close(op.done)
-		op.written()
-	}()
-	return op, nil
+	})
+	if err != nil {
+		c.prefetches.Add(-1)
+	}
+	return op, err
 }
 
 func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {

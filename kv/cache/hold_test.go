@@ -21,8 +21,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// TestLoadKeepsItsBlocks: while a Load stands between its look at the sums and its copy, others
-// fill the cache, and remove what it loads.
+// TestLoadKeepsItsBlocks: while a Load stands between its pins and its copy, others fill the cache,
+// and remove what it loads.
 func TestLoadKeepsItsBlocks(t *testing.T) {
 	for _, what := range []string{"evicted", "removed"} {
 		t.Run(what, func(t *testing.T) {

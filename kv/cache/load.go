@@ -5,6 +5,7 @@ package cache
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/engine"
@@ -34,6 +35,10 @@ const (
 
 // There reports whether a Load finds the block.
 func (f Found) There() bool { return f&(InMemory|OnDisk) != 0 }
+
+// has reports whether the cache has the block of an entry, which may be none. The caller holds the
+// shard's lock.
+func (c *Cache) has(i uint32) bool { return i != none && c.found(i).There() }
 
 // Match looks for blocks. It moves nothing, does not count as a use, and never waits for a
 // transfer.
@@ -66,31 +71,25 @@ type Group struct {
 // MatchGroups returns how long a prefix may be that all groups have what they need for, in blocks.
 func (n *Namespace) MatchGroups(groups ...Group) int {
 	longest := 0
-	runs := make([][]int, len(groups)) // by position: blocks that are there without a gap up to it
 	for g := range groups {
-		blocks := n.Match(groups[g].Keys).Blocks
-		runs[g] = make([]int, len(blocks)+1)
-		for k, f := range blocks {
-			if f.There() {
-				runs[g][k+1] = runs[g][k] + 1
-			}
-		}
-		if g == 0 || len(blocks) < longest {
-			longest = len(blocks)
+		if length := len(groups[g].Keys); g == 0 || length < longest {
+			longest = length
 		}
 	}
-	for ; longest > 0; longest-- {
-		enough := true
-		for g := range groups {
-			need := longest
-			if last := groups[g].Last; last > 0 {
-				need = min(need, last)
+	enough := make([]int, longest+1) // by length of the prefix: groups that have what they need
+	for _, g := range groups {
+		run := 0 // blocks that are there without a gap
+		for k, f := range n.Match(g.Keys).Blocks[:longest] {
+			if run++; !f.There() {
+				run = 0
 			}
-			enough = enough && runs[g][longest] >= need
+			if run == k+1 || g.Last > 0 && run >= g.Last {
+				enough[k+1]++
+			}
 		}
-		if enough {
-			break
-		}
+	}
+	for longest > 0 && enough[longest] < len(groups) {
+		longest--
 	}
 	return longest
 }
@@ -100,31 +99,20 @@ func (n *Namespace) MatchGroups(groups ...Group) int {
 // afterwards is undefined. ctx bounds all of it: what is not there by then is Late. keys and
 // to.Slots must not change before the end.
 func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
-	op, c := newOp(len(keys)), n.c
-	if err := to.check(len(keys), c.cfg.Memory.Extent); err != nil {
-		return op.refused(Failed, fmt.Errorf("load: %w", err))
-	}
-	if err := c.start(); err != nil {
-		return op.refused(Failed, fmt.Errorf("load: %w", err))
-	}
-	go func() {
-		defer c.end()
-		ctx, cancel := c.within(ctx)
-		defer cancel()
-		n.load(ctx, op, keys, &to)
+	op := newOp(len(keys))
+	size, err := to.check(len(keys), n.c.cfg.Memory.Extent)
+	_ = n.c.run(ctx, "load", op, err, func(ctx context.Context) {
+		n.load(ctx, op, keys, &to, size)
 		close(op.copied)
-		close(op.done)
-	}()
+	})
 	return op
 }
 
 // load is the story of a Load. What it has found stays where it is, by a pin, until the transfer
 // that reads it has ended.
-func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
+func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, size uint32) {
 	c, x := n.c, n.c.index
-	size := uint32(to.bytes())
-	began := c.sampleLoad()
-
+	began := time.Now()
 	n.use(keys)
 
 	// Pin, bring, copy and verify, a batch while the one before is copied and verified. The lists
@@ -176,7 +164,7 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place) {
 	for _, o := range op.outcomes {
 		c.stats.loads[o].Add(1)
 	}
-	c.sampled(began, op, uint64(size))
+	n.sample(op, uint64(size), time.Since(began))
 }
 
 // pin finds the blocks of a part of a Load, and has them stay where they are.
@@ -212,6 +200,7 @@ func (c *Cache) batchOf(size uint32) int {
 type batch struct {
 	transfer *engine.Transfer // nil: there is none
 	which    []uint32         // numbers of the keys
+	slots    []uint32         // of a Store: of these
 	damaged  chan []uint32    // of a Load: those of them whose bytes are not those that were stored
 }
 
@@ -250,15 +239,15 @@ func (c *Cache) loaded(ctx context.Context, op *Op, b batch, held []uint32) {
 		op.outcomes[k] = Damaged
 		c.condemn(held[k])
 	}
-	if !proved {
-		c.keep(b.transfer, func(proved bool) {
-			if proved {
-				c.unpinAll(held, b.which)
-			}
-		})
+	if proved {
+		c.unpinAll(held, b.which)
 		return
 	}
-	c.unpinAll(held, b.which)
+	c.keep(b.transfer, func(proved bool) {
+		if proved {
+			c.unpinAll(held, b.which)
+		}
+	})
 }
 
 func (c *Cache) unpinAll(held, which []uint32) {
@@ -298,13 +287,14 @@ func (c *Cache) sum(slot, size uint32) (sum uint32, err error) {
 	return digest.CRC32C(c.memory.bytesOf(slot, size)), nil
 }
 
-// condemn discards a pinned block whose bytes are not those that were stored.
+// condemn discards a pinned block whose bytes are not those that were stored, unless it was removed
+// meanwhile, or another Load has found the same.
 func (c *Cache) condemn(i uint32) {
 	s := c.index.shardFor(i)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.emit(i, DamagedBlock)
 	if c.index.entry(i).state == present {
+		c.emit(i, DamagedBlock)
 		c.discard(s, i)
 	}
 }

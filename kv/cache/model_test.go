@@ -424,7 +424,10 @@ func (p Place) first(n int) Place {
 // and change the options, while time passes.
 func TestManyAtOnce(t *testing.T) {
 	h := newHandClock()
-	n := openNode(t, memoryFile(t), 24, h.with(withDisk(filepath.Join(t.TempDir(), "disk"), 32)))
+	n := openNode(t, memoryFile(t), 24, h.with(func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 32)(c)
+		c.CompareKnown = true
+	}))
 	var workers sync.WaitGroup
 	for w := range 8 {
 		workers.Go(func() {

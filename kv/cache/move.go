@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"sync/atomic"
 	"time"
 
@@ -33,44 +34,34 @@ type Axis struct {
 	By uint64
 }
 
-// bytes returns the length of a block.
-func (p *Place) bytes() uint64 {
-	n := p.Run
-	for _, a := range p.Loops {
-		n *= uint64(a.N)
-	}
-	return n
-}
-
-func (p *Place) check(keys int, largest uint64) error {
+// check returns the length of a block, or why the place is no good.
+func (p *Place) check(keys int, largest uint64) (size uint32, err error) {
 	if p.Peer == nil || p.Remote == nil {
-		return errors.New("a place has a peer and a region of it")
+		return 0, errors.New("a place has a peer and a region of it")
 	}
 	if len(p.Slots) != keys {
-		return fmt.Errorf("%d slots for %d keys: %w", len(p.Slots), keys, engine.ErrBounds)
+		return 0, fmt.Errorf("%d slots for %d keys: %w", len(p.Slots), keys, engine.ErrBounds)
 	}
 	if len(p.Loops) > driver.LoopsMax {
-		return fmt.Errorf("%d loops, at most %d: %w", len(p.Loops), driver.LoopsMax,
+		return 0, fmt.Errorf("%d loops, at most %d: %w", len(p.Loops), driver.LoopsMax,
 			engine.ErrBounds)
 	}
 	n := p.Run
 	for _, a := range p.Loops {
-		if a.N == 0 || n > math.MaxUint32/uint64(a.N) {
-			n = 0
-			break
+		high, low := bits.Mul64(n, uint64(a.N))
+		if n = low; high > 0 {
+			n = math.MaxUint64
 		}
-		n *= uint64(a.N)
 	}
 	if n == 0 || n > largest {
-		return fmt.Errorf("blocks of %d bytes: from 1 to %d, the extent of the cache: %w",
-			p.bytes(),
-			largest, engine.ErrBounds)
+		return 0, fmt.Errorf("blocks of %d bytes: from 1 to %d, the extent of the cache: %w",
+			n, largest, engine.ErrBounds)
 	}
 	if keys > 1 && p.Stride < p.Run {
-		return fmt.Errorf("slots %d bytes apart (Stride) for runs of %d: they overlap: %w",
+		return 0, fmt.Errorf("slots %d bytes apart (Stride) for runs of %d: they overlap: %w",
 			p.Stride, p.Run, engine.ErrBounds)
 	}
-	return nil
+	return uint32(n), nil
 }
 
 // move starts to copy blocks between slots of the cache and those of a place. The cache is the one
@@ -155,6 +146,34 @@ func (c *Cache) keep(t *engine.Transfer, after func(proved bool)) {
 	})
 }
 
+// run has an operation run in a goroutine of its own, where bad is nil and OpsMax run not yet. The
+// error is that of the operation, which has ended then. do closes copied.
+func (c *Cache) run(ctx context.Context, what string, op *Op, bad error,
+	do func(ctx context.Context)) error {
+	if bad == nil {
+		bad = c.start()
+	}
+	if bad != nil {
+		op.err = fmt.Errorf("%s: %w", what, bad)
+		for k := range op.outcomes {
+			op.outcomes[k] = Failed
+		}
+		close(op.copied)
+		close(op.done)
+		op.written()
+		return op.err
+	}
+	go func() {
+		defer c.end()
+		ctx, cancel := c.within(ctx)
+		defer cancel()
+		do(ctx)
+		close(op.done)
+		op.written()
+	}()
+	return nil
+}
+
 // within ends a context with the cache, too.
 func (c *Cache) within(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -169,12 +188,12 @@ type Outcome uint8
 const (
 	Undone   Outcome = iota // the operation still runs
 	Done                    // the bytes are there
-	Known                   // Store: the cache had the block already; nothing was copied
+	Known                   // Store: the cache had the block already, which stays
 	Missing                 // Load: the cache does not have it
 	Pending                 // another operation stores it at this moment
 	Damaged                 // Load: its bytes were not what was stored; the cache has forgotten it
 	Unlike                  // Load: it has another length
-	Conflict                // Store: the cache has the key with another length
+	Conflict                // Store: the cache has the key with another length, or other bytes
 	NoRoom                  // Store: the tier has no room that may be taken
 	Late                    // ctx ended first
 	Failed                  // the transfer did: see Err
@@ -257,18 +276,6 @@ func (o *Op) Outcomes() []Outcome { return o.outcomes }
 
 // Err is the first error of a transfer. A block that is missing is none. Call it after the end.
 func (o *Op) Err() error { return o.err }
-
-// refused ends an operation that does not begin.
-func (o *Op) refused(as Outcome, err error) *Op {
-	for k := range o.outcomes {
-		o.outcomes[k] = as
-	}
-	o.err = err
-	close(o.copied)
-	close(o.done)
-	o.written()
-	return o
-}
 
 // fail notes an error of blocks that were under way.
 func (o *Op) fail(ctx context.Context, err error, which []uint32) {

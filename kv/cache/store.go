@@ -12,28 +12,19 @@ import (
 
 // Store copies blocks from a place into the cache. A block is found by others once its bytes are
 // there and its CRC-32C is known; the first Store of a key wins. A block that is Known is not
-// copied. ctx bounds all of it. keys and from.Slots must not change before the end.
+// copied, but for Config.CompareKnown. ctx bounds all of it. keys and from.Slots must not change
+// before the end.
 func (n *Namespace) Store(ctx context.Context, keys []Key, from Place) *Op {
-	op, c := newOp(len(keys)), n.c
-	if err := from.check(len(keys), c.cfg.Memory.Extent); err != nil {
-		return op.refused(Failed, fmt.Errorf("store: %w", err))
-	}
-	if err := c.start(); err != nil {
-		return op.refused(Failed, fmt.Errorf("store: %w", err))
-	}
-	go func() {
-		defer c.end()
-		ctx, cancel := c.within(ctx)
-		defer cancel()
-		n.store(ctx, op, keys, &from)
-		close(op.done)
-		op.written()
-	}()
+	op := newOp(len(keys))
+	size, err := from.check(len(keys), n.c.cfg.Memory.Extent)
+	_ = n.c.run(ctx, "store", op, err, func(ctx context.Context) {
+		n.store(ctx, op, keys, &from, size)
+	})
 	return op
 }
 
 // store is the story of a Store.
-func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) {
+func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, size uint32) {
 	c, x := n.c, n.c.index
 	if ctx.Err() != nil {
 		for k := range op.outcomes {
@@ -44,7 +35,6 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		close(op.copied)
 		return
 	}
-	size := uint32(from.bytes())
 	length := granules(uint64(size))
 
 	// Which blocks does the cache not have? The others count as used.
@@ -65,19 +55,15 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 			op.err = fmt.Errorf("store: %w", err)
 			for k, o := range op.outcomes {
 				if o == Undone {
-					op.outcomes[k], wanted = Busy, 0
+					op.outcomes[k] = Busy
 				}
 			}
+			wanted = 0
 		}
 	}
 
 	// Find room, by letting others go; where there is too little, for the head of the chain.
-	lane := c.spaces.lane(n.id)
-	wanted, claimed := c.spaces.at(lane).let(Memory, wanted, uint64(size), func() bool {
-		return c.evictOwn(Memory, lane)
-	})
-	room := make([]uint32, wanted)
-	room = room[:c.makeRoom(length, room)]
+	room, endClaim := c.reserve(n.id, wanted, size)
 	slots := make([]uint32, len(keys))
 	next := 0
 	for k := range keys {
@@ -122,7 +108,7 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 		c.spaces.count(n.id, Memory, 1, int64(size))
 	})
 
-	c.spaces.at(lane).claimed[Memory].Add(-claimed)
+	endClaim()
 	testpoint.At("cache: entered")
 
 	// Copy, a batch while the sums of the one before are computed, and commit each batch as a
@@ -142,7 +128,7 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 				theirs = append(theirs, from.Slots[k])
 			}
 		}
-		now := batch{which: which[begin:]}
+		now := batch{which: which[begin:], slots: ours[begin:]}
 		if len(now.which) > 0 {
 			err := context.Cause(ctx)
 			if err == nil {
@@ -154,13 +140,17 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place) 
 			}
 			if err != nil {
 				op.fail(ctx, fmt.Errorf("store: %w", err), now.which)
-				c.abandon(held, now.which, true)
+				c.abandon(held, now.which)
+				c.places.giveBackAll(now.slots)
 			}
 		}
 		c.stored(ctx, op, before, held)
 		before = now
 	}
 	c.stored(ctx, op, before, held)
+	if c.cfg.CompareKnown {
+		n.compare(ctx, op, keys, from, size)
+	}
 	close(op.copied)
 
 	// Give the new blocks their place in the order, the tail of the chain first, and offer them to
@@ -207,6 +197,64 @@ func (c *Cache) standing(i, size uint32) Outcome {
 	return Known
 }
 
+// reserve finds room in memory for up to so many blocks of a namespace, by letting others go. The
+// room is claimed of the namespace's quota until endClaim: by then its blocks count themselves.
+func (c *Cache) reserve(id uint16, blocks int, size uint32) (slots []uint32, endClaim func()) {
+	lane := c.spaces.lane(id)
+	l := c.spaces.at(lane)
+	blocks, claimed := l.let(Memory, blocks, uint64(size), func() bool {
+		return c.evictOwn(Memory, lane)
+	})
+	slots = make([]uint32, blocks)
+	slots = slots[:c.makeRoom(granules(uint64(size)), slots)]
+	return slots, func() { l.claimed[Memory].Add(-claimed) }
+}
+
+// compare reads the blocks of a Store that are Known into slots of no block, a batch at a time, and
+// finds those whose CRC-32C is not that of the cache's block: Conflict. Known stays what it cannot
+// read, as there is no room or ctx ends.
+func (n *Namespace) compare(ctx context.Context, op *Op, keys []Key, from *Place, size uint32) {
+	c := n.c
+	held, known := make([]uint32, len(keys)), []uint32(nil)
+	c.index.each(n.id, keys, false, func(_ *shard, k int, i uint32, _ uint64) {
+		if op.outcomes[k] == Known && i != none && c.standing(i, size) == Known {
+			c.index.entry(i).pins++ // so that it does not go for the room to compare it
+			held[k], known = i, append(known, uint32(k))
+		}
+	})
+	defer c.unpinAll(held, known)
+	for left := known; len(left) > 0 && c.overrun(n.id, 1, granules(uint64(size))) == nil; {
+		slots, endClaim := c.reserve(n.id, min(len(left), c.batchOf(size)), size)
+		batch, theirs := left[:len(slots)], []uint32(nil)
+		left = left[len(slots):]
+		for _, k := range batch {
+			theirs = append(theirs, from.Slots[k])
+		}
+		err, proved := n.awaitRate(ctx, len(batch), size), true
+		var t *engine.Transfer
+		if err == nil && len(batch) > 0 {
+			t, err = c.move(ctx, engine.SwapOut, engine.Read, slots, theirs, from, engine.Route{})
+		}
+		if t != nil {
+			err, proved = c.finish(ctx, t)
+		}
+		for j, k := range batch {
+			if sum, fault := c.sum(slots[j], size); err == nil && fault == nil &&
+				sum != c.index.entry(held[k]).crc {
+				op.outcomes[k] = Conflict
+			}
+		}
+		c.giveBackBehind(t, proved, slots)
+		endClaim()
+		if err != nil && op.err == nil {
+			op.err = fmt.Errorf("store: compare: %w", err)
+		}
+		if err != nil || len(batch) == 0 {
+			return
+		}
+	}
+}
+
 // newEntry takes an entry for a key, and lets a block of the shard go where there is none. The
 // caller holds the shard's lock.
 func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) uint32 {
@@ -233,24 +281,19 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 	err, proved := c.finish(ctx, b.transfer)
 	if err != nil {
 		op.fail(ctx, fmt.Errorf("store: %w", err), b.which)
-		c.abandon(held, b.which, proved)
-		if !proved {
-			c.keep(b.transfer, func(proved bool) {
-				if proved {
-					c.giveBack(held, b.which)
-				}
-			})
-		}
+		c.abandon(held, b.which)
+		c.giveBackBehind(b.transfer, proved, b.slots)
 		return
 	}
 	testpoint.At("cache: landed")
-	for _, k := range b.which {
+	for j, k := range b.which {
 		i := held[k]
 		e := c.index.entry(i)
 		sum, err := c.sum(e.slot, e.size)
 		if err != nil {
-			op.fail(ctx, fmt.Errorf("store: %w", err), []uint32{k})
-			c.abandon(held, []uint32{k}, true)
+			op.fail(ctx, fmt.Errorf("store: %w", err), b.which[j:j+1])
+			c.abandon(held, b.which[j:j+1])
+			c.places.giveBack(b.slots[j])
 			continue
 		}
 		s := c.index.shardFor(i)
@@ -271,29 +314,30 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 	}
 }
 
-// abandon forgets entries that no bytes came for. Without a proof that none will, their slots are
-// kept.
-func (c *Cache) abandon(held, which []uint32, proved bool) {
+// abandon forgets entries that no bytes came for. Their slots are the caller's then.
+func (c *Cache) abandon(held, which []uint32) {
 	for _, k := range which {
 		i := held[k]
 		s := c.index.shardFor(i)
 		s.mu.Lock()
 		e := c.index.entry(i)
 		c.spaces.count(e.space, Memory, -1, -int64(e.size))
-		if proved {
-			c.places.giveBack(e.slot)
-		} else {
-			c.places.own(e.slot, reservedSlot)
-			held[k] = e.slot // for giveBack
-		}
+		c.places.own(e.slot, reservedSlot)
 		c.index.drop(s, i)
 		s.mu.Unlock()
 	}
 }
 
-// giveBack is what abandon left undone.
-func (c *Cache) giveBack(held, which []uint32) {
-	for _, k := range which {
-		c.places.giveBack(held[k])
+// giveBackBehind gives slots back into which a transfer has read: now, or once it is proved that
+// nothing of it lands there any more.
+func (c *Cache) giveBackBehind(t *engine.Transfer, proved bool, slots []uint32) {
+	if proved {
+		c.places.giveBackAll(slots)
+		return
 	}
+	c.keep(t, func(proved bool) {
+		if proved {
+			c.places.giveBackAll(slots)
+		}
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -333,98 +334,106 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 	}
 	op.fromDisk = op.fromDisk || len(mine)+len(others) > 0
 	for len(mine) > 0 {
-		// those on one disk
+		// Those on one disk, but for what was removed since.
 		d := c.disks[x.entry(held[mine[0]]).disk]
 		var batch, places, rest []uint32
 		for _, k := range mine {
 			switch at, ok := c.placeOnDisk(held[k], d); {
 			case ok:
 				batch, places = append(batch, k), append(places, at)
-			case c.disks[x.entry(held[k]).disk] == d: // removed since
-				c.notRead(op, held, []uint32{k}, Missing)
+			case c.disks[x.entry(held[k]).disk] == d:
+				op.outcomes[k] = Missing
+				c.notRead(held, []uint32{k})
 			default:
 				rest = append(rest, k)
 			}
 		}
-		if len(batch) == 0 {
-			mine = rest
-			c.arrived()
-			continue
-		}
 		mine = rest
-		lane := c.spaces.lane(x.entry(held[batch[0]]).space)
-		let, claimed := c.spaces.at(lane).let(Memory, len(batch), uint64(size), func() bool {
-			return c.evictOwn(Memory, lane)
-		})
-		slots := make([]uint32, let)
-		n := c.makeRoom(granules(uint64(size)), slots)
-		c.notRead(op, held, batch[n:], NoRoom)
-		batch, slots, places = batch[:n], slots[:n], places[:n]
-		if n == 0 {
-			c.spaces.at(lane).claimed[Memory].Add(-claimed)
-			c.arrived()
-			continue
+		if len(batch) > 0 {
+			c.readFrom(ctx, d, op, held, batch, places, size)
 		}
-		err := context.Cause(ctx)
-		if err == nil {
-			err = d.unused()
-		}
-		proved := true
-		var t *engine.Transfer
-		if err == nil {
-			var file Place
-			if file, err = c.placeOn(d, size); err == nil {
-				t, err = c.move(ctx, op.class, engine.Read, slots, places, &file, engine.Route{})
-			}
-		}
-		if err == nil {
-			d.begins()
-			if err, proved = c.timedRead(ctx, d, t, uint64(n)*uint64(size)); proved {
-				d.ends(err, ctx.Err() == nil)
-			} else {
-				d.failed(err)
-			}
-		}
-		if err != nil {
-			op.fail(ctx, fmt.Errorf("load: %w", err), batch)
-			c.notRead(op, held, batch, Undone)
-			c.spaces.at(lane).claimed[Memory].Add(-claimed)
-			if proved {
-				c.places.giveBackAll(slots)
-			} else {
-				c.keep(t, func(proved bool) {
-					d.ends(err, false)
-					if proved {
-						c.places.giveBackAll(slots)
-					}
-				})
-			}
-			c.arrived()
-			continue
-		}
-		for j, k := range batch {
-			i := held[k]
-			e := x.entry(i)
-			s := x.shardFor(i)
-			s.mu.Lock()
-			e.slot = slots[j]
-			e.flags &^= reading | verified // whoever loads it verifies it
-			c.places.own(e.slot, i)
-			c.spaces.count(e.space, Memory, 1, int64(size))
-			if e.state == present {
-				x.commit(i)
-				c.enqueue(s, i)
-				if op.class == engine.Prefetch { // nobody has used it yet
-					c.queues(s, c.spaces.lane(e.space), Memory).letGoFirst(i)
-				}
-			}
-			s.mu.Unlock()
-			c.stats.swappedIn.Add(1)
-		}
-		c.spaces.at(lane).claimed[Memory].Add(-claimed)
 		c.arrived()
 	}
 	c.await(ctx, op, held, others, size)
+}
+
+// readFrom reads blocks from their places on a disk.
+func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, places []uint32,
+	size uint32) {
+	x := c.index
+	slots, endClaim := c.reserve(x.entry(held[batch[0]]).space, len(batch), size)
+	defer endClaim()
+	n := len(slots)
+	for _, k := range batch[n:] {
+		op.outcomes[k] = NoRoom
+	}
+	c.notRead(held, batch[n:])
+	if batch, places = batch[:n], places[:n]; n == 0 {
+		return
+	}
+	err, proved := context.Cause(ctx), true
+	if err == nil {
+		err = d.unused()
+	}
+	var file Place
+	if err == nil {
+		file, err = c.placeOn(d, size)
+	}
+	var t *engine.Transfer
+	if err == nil {
+		t, err = c.move(ctx, op.class, engine.Read, slots, places, &file, engine.Route{})
+	}
+	if err == nil {
+		if op.class == engine.Prefetch { // Loads that wait for its blocks promote it
+			f := &fetch{t: t}
+			for _, k := range batch {
+				f.blocks = append(f.blocks, held[k])
+			}
+			slices.Sort(f.blocks)
+			c.fetch.Store(f)
+			c.arrived()
+		}
+		d.begins()
+		if err, proved = c.timedRead(ctx, d, t, op.class, uint64(n)*uint64(size)); proved {
+			d.ends(err, ctx.Err() == nil)
+		} else {
+			d.failed(err)
+		}
+	}
+	if err != nil {
+		op.fail(ctx, fmt.Errorf("load: %w", err), batch)
+		c.notRead(held, batch)
+		if proved {
+			c.places.giveBackAll(slots)
+			return
+		}
+		c.keep(t, func(proved bool) {
+			d.ends(err, false)
+			if proved {
+				c.places.giveBackAll(slots)
+			}
+		})
+		return
+	}
+	for j, k := range batch {
+		i := held[k]
+		e := x.entry(i)
+		s := x.shardFor(i)
+		s.mu.Lock()
+		e.slot = slots[j]
+		e.flags &^= reading | verified // whoever loads it verifies it
+		c.places.own(e.slot, i)
+		c.spaces.count(e.space, Memory, 1, int64(size))
+		if e.state == present {
+			x.commit(i)
+			c.enqueue(s, i)
+			if op.class == engine.Prefetch { // nobody has used it yet
+				c.queues(s, c.spaces.lane(e.space), Memory).letGoFirst(i)
+			}
+		}
+		s.mu.Unlock()
+		c.stats.swappedIn.Add(1)
+	}
 }
 
 // placeOnDisk is where on a disk a block is, if it is.
@@ -439,9 +448,8 @@ func (c *Cache) placeOnDisk(i uint32, d *disk) (place uint32, ok bool) {
 	return d.placeOf(e.record), true
 }
 
-// notRead ends the pins of blocks that were not read from their disk, with an outcome where that is
-// not Undone.
-func (c *Cache) notRead(op *Op, held, which []uint32, as Outcome) {
+// notRead ends the pins of blocks that were not read from their disk.
+func (c *Cache) notRead(held, which []uint32) {
 	for _, k := range which {
 		i := held[k]
 		s := c.index.shardFor(i)
@@ -450,18 +458,16 @@ func (c *Cache) notRead(op *Op, held, which []uint32, as Outcome) {
 		c.unpinLocked(s, i)
 		s.mu.Unlock()
 		held[k] = none
-		if as != Undone {
-			op.outcomes[k] = as
-		}
 	}
 }
 
-// await waits until other operations have brought blocks from their disks. What they could not
-// bring, as a Prefetch has less room, it brings itself, once.
+// await waits until other operations have brought blocks from their disks. What a Prefetch brings
+// is no longer behind the reads of Loads then. What they could not bring, as a Prefetch has less
+// room, it brings itself, once.
 func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size uint32) {
 	var again []uint32
 	for len(which) > 0 {
-		news := c.coming()
+		news, f := c.coming(), c.fetch.Load()
 		var rest []uint32
 		for _, k := range which {
 			s := c.index.shardFor(held[k])
@@ -473,6 +479,12 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size ui
 			case there:
 			case still && ctx.Err() == nil:
 				rest = append(rest, k)
+				if f == nil || op.class == engine.Prefetch {
+					continue
+				}
+				if _, fetched := slices.BinarySearch(f.blocks, held[k]); fetched {
+					f.t.Promote()
+				}
 			case still:
 				op.outcomes[k] = Late
 				c.unpin(held[k])
