@@ -42,7 +42,7 @@ var Lanes = []Lane{Process, Host, TCP, RDMA, File, Weights, GPU, GPUFile, CacheS
 // laneBackends lists sluice's backends for each lane. The first is measured by default.
 var laneBackends = map[Lane][]string{
 	Process: {"mem"}, Host: {"shm"}, TCP: {"tcp", "ucx"}, RDMA: {"rdma"}, File: {"posix"},
-	Weights: {"posix"}, GPU: {"cpu", "cuda"}, GPUFile: {"gds"},
+	Weights: {"posix"}, GPU: {"cuda"}, GPUFile: {"gds"},
 	CacheShm: {"shm"}, CacheTCP: {"tcp"}, CacheDisk: {"shm"},
 }
 
@@ -219,19 +219,15 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		blind(yardstick("mmap", "weights-mmap", s.Folder))
 		timed(yardstick("fio", "weights-fio", s.Folder))
 	case GPU:
-		if name, options, _ := strings.Cut(backends[0], ":"); name == "cuda" {
-			with := func(variant string) string {
-				return "cuda:" + strings.TrimPrefix(options+",variant="+variant, ",")
-			}
-			alone(yardstick("copy-engine", "gather", with("copy"))).Blind = true
-			for _, variant := range []string{"async", "rows"} {
-				alone(ours(variant, "gather", with(variant)))
-			}
-			alone(ours("engine", "engine", backends[0])) // the same through the engine
-			break
+		_, options, _ := strings.Cut(backends[0], ":")
+		with := func(variant string) string {
+			return "cuda:" + strings.TrimPrefix(options+",variant="+variant, ",")
 		}
-		alone(yardstick("memcpy", "memcpy"))
-		alone(yardstick("memcpy-huge", "memcpy", "huge"))
+		for _, variant := range []string{"async", "rows"} {
+			alone(ours(variant, "gather", with(variant)))
+		}
+		alone(ours("engine", "engine", backends[0])) // the same through the engine
+		alone(yardstick("copy-engine", "gather", with("copy"))).Blind = true
 	case CacheShm:
 		alone(yardstick("memcpy", "memcpy"))
 		redis(yardstick("redis", "redis"))

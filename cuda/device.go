@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// DeviceOptions say which card; the zero value is the first one.
+// DeviceOptions choose a card; the zero value is the first one.
 type DeviceOptions struct {
 	Library string // a path of libcuda; "" is the system's libcuda.so.1
 	Ordinal int    // of the card, as CUDA counts
@@ -26,16 +26,16 @@ type Device struct {
 	card Card
 
 	mu sync.Mutex // held by a Move, and by a call that takes memory away; guards what follows
-	// tally is a page of pinned memory. Kernels add to it across the bus what they leave out, which
-	// is mostly nothing: so no launch waits for a copy of it. nil: the Device is closed.
+	// tally is a page of pinned memory, to which kernels add across the bus what they leave out.
+	// That is mostly nothing, so this is faster than to copy it back. nil: the Device is closed.
 	tally   *hostmem.Buffer
-	tallyAt uint64 // as the card sees it
-	failed  bool   // the last launch, which may be under way yet
+	tallyAt uint64 // by which address the card reaches tally
+	failed  bool   // the last launch has failed: its kernel may run still
 }
 
 const tallyPage = 4096
 
-// OpenDevice opens libcuda and a card, and has the driver compile the kernels. Where something is
+// OpenDevice opens libcuda and a card, and has the driver compile the kernels. If something is
 // missing or too old, the error is a *driver.UnavailableError.
 func OpenDevice(o DeviceOptions) (*Device, error) {
 	if err := gpu.Load(o.Library); err != nil {
@@ -65,14 +65,13 @@ func OpenDevice(o DeviceOptions) (*Device, error) {
 	return d, nil
 }
 
-// Name is what the driver calls the card, and where it is on the bus.
+// Name returns the name of the card, and its place on the bus.
 func (d *Device) Name() string {
 	f := d.d.Facts()
 	return f.Name + " at " + f.Bus
 }
 
-// Close lets the card go after what is under way. Memory of it must be closed before.
-// It is idempotent.
+// Close waits for the Run under way and closes the card. Close its Memory before. It is idempotent.
 func (d *Device) Close() (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,8 +85,8 @@ func (d *Device) Close() (err error) {
 	return errors.Join(err, d.d.Close())
 }
 
-// Memory is what the kernels of one Device reach: memory of the card, or pinned memory of
-// the host. All methods may be called by any goroutine.
+// Memory is memory that the kernels of one Device reach: of the card, or pinned memory of the host.
+// All methods may be called by any goroutine.
 type Memory struct {
 	dev  *Device
 	host []byte // nil: memory of the card
@@ -114,8 +113,8 @@ func (d *Device) Pin(mem []byte) (*Memory, error) {
 	return &Memory{dev: d, host: mem, at: at, n: uint64(len(mem))}, nil
 }
 
-// Close frees memory of the card, and unpins memory of the host, after the Move under way. It
-// is idempotent. A Move that names it afterwards is answered with driver.ErrClosed.
+// Close waits for the Run under way, and frees memory of the card, or unpins memory of the host. It
+// is idempotent. Later Runs with the memory return driver.ErrClosed.
 func (m *Memory) Close() error {
 	m.dev.mu.Lock()
 	defer m.dev.mu.Unlock()
@@ -130,7 +129,7 @@ func (m *Memory) Close() error {
 	return m.dev.d.Free(at)
 }
 
-// WriteAt copies to the memory and waits for the end.
+// WriteAt copies b to the memory and waits for the end.
 func (m *Memory) WriteAt(b []byte, off uint64) error {
 	m.dev.mu.Lock()
 	defer m.dev.mu.Unlock()
@@ -141,7 +140,7 @@ func (m *Memory) WriteAt(b []byte, off uint64) error {
 	return m.dev.d.Write(at, b)
 }
 
-// ReadAt copies from the memory and waits for the end.
+// ReadAt copies from the memory to b and waits for the end.
 func (m *Memory) ReadAt(b []byte, off uint64) error {
 	m.dev.mu.Lock()
 	defer m.dev.mu.Unlock()
@@ -152,7 +151,8 @@ func (m *Memory) ReadAt(b []byte, off uint64) error {
 	return m.dev.d.Read(b, at)
 }
 
-// span is the address of a range. The caller holds dev.mu.
+// span returns the address of a range.
+// Preconditions: dev.mu is held.
 func (m *Memory) span(off, n uint64) (uint64, error) {
 	switch {
 	case m.at == 0:
@@ -169,30 +169,36 @@ type Span struct {
 	Off, N uint64 // bytes
 }
 
-// DeviceMove is a Move over memory that a card reaches.
-type DeviceMove struct {
-	Parts    []DevicePart // 1 to PartsMax
-	Count    int          // entries
-	Dst, Src DeviceIndex
+// Move says which entries move where: for each i below Count, the entry at place Src[i] of
+// each part's source goes to place Dst[i] of its destination. A list of Src makes it a
+// gather, one of Dst a scatter. The memories must not overlap, and the sources and lists must
+// not change meanwhile; if a place of the destination is named twice, it ends with bytes of
+// either entry.
+type Move struct {
+	Parts    []Part // 1 to PartsMax
+	Count    int    // entries
+	Dst, Src Index
 }
 
-// DevicePart is a Part over memory that a card reaches.
-type DevicePart struct {
-	Dst, Src             Span
-	Entry                uint64 // bytes
-	DstStride, SrcStride uint64 // bytes; 0: Entry
+// Part is one array of entries on each side.
+type Part struct {
+	Dst, Src Span
+	Entry    uint64 // bytes
+	// bytes from one place to the next, at least Entry; 0: Entry, one behind the other
+	DstStride, SrcStride uint64
 }
 
-// DeviceIndex is a list of indices; without memory there is none.
-type DeviceIndex struct {
+// Index is a list of places; without memory, entry i is at place i.
+type Index struct {
 	List Span
 	Wide bool // 64 bits an index, not 32
 }
 
-// Run moves entries within the budget, and waits for the end. It leaves out and counts as the
-// twin's Run does, and says how it was launched. kernel is KernelAsync or KernelRows; "" takes the
-// one that is expected to be faster. Run allocates nothing unless it fails.
-func (d *Device) Run(m *DeviceMove, b Budget, kernel string) (Tally, Launch, error) {
+// Run moves entries within the budget, waits for the end, and says how the kernel was launched.
+// kernel is KernelAsync or KernelRows; "" takes the one that is expected to be faster. Entries with
+// a bad index are left out and counted, all others moved: then the error is driver.ErrBounds. A
+// *LayoutError says that nothing was moved. Run allocates nothing unless it fails.
+func (d *Device) Run(m *Move, b Budget, kernel string) (Tally, Launch, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var a args
@@ -206,7 +212,7 @@ func (d *Device) Run(m *DeviceMove, b Budget, kernel string) (Tally, Launch, err
 	if d.tally == nil {
 		return Tally{}, l, driver.ErrClosed
 	}
-	if d.failed { // it may still count
+	if d.failed { // its kernel may still add to tally
 		if err := d.d.Sync(); err != nil {
 			return Tally{}, l, err
 		}
@@ -225,7 +231,7 @@ func (d *Device) Run(m *DeviceMove, b Budget, kernel string) (Tally, Launch, err
 	return sum, l, err
 }
 
-func (m *DeviceMove) fill(a *args, d *Device) error {
+func (m *Move) fill(a *args, d *Device) error {
 	if err := a.begin(len(m.Parts), m.Count); err != nil {
 		return err
 	}
@@ -262,7 +268,7 @@ func (s *Span) side(d *Device, stride uint64) (side, error) {
 	return side{at, s.N, stride}, err
 }
 
-func (x *DeviceIndex) fill(a *args, d *Device, wide uint32, places *uint64, end string) (uint64,
+func (x *Index) fill(a *args, d *Device, wide uint32, places *uint64, end string) (uint64,
 	error) {
 	if x.List.Memory == nil {
 		return 0, nil

@@ -112,11 +112,11 @@ func memory(t *testing.T, d *Device, pinned bool, content []byte) *Memory {
 func span(m *Memory, n int) Span { return Span{m, 0, uint64(n)} }
 
 // onDevice is the same Move with its memories on a card and in pinned memory.
-func onDevice(t *testing.T, d *Device, m *Move, hostDst bool) *DeviceMove {
+func onDevice(t *testing.T, d *Device, m *hostMove, hostDst bool) *Move {
 	t.Helper()
-	c := &DeviceMove{Count: m.Count, Dst: deviceIndex(t, d, &m.Dst), Src: deviceIndex(t, d, &m.Src)}
+	c := &Move{Count: m.Count, Dst: deviceIndex(t, d, &m.Dst), Src: deviceIndex(t, d, &m.Src)}
 	for _, p := range m.Parts {
-		c.Parts = append(c.Parts, DevicePart{Entry: p.Entry, DstStride: p.DstStride,
+		c.Parts = append(c.Parts, Part{Entry: p.Entry, DstStride: p.DstStride,
 			SrcStride: p.SrcStride,
 			Dst:       span(memory(t, d, hostDst, p.Dst), len(p.Dst)),
 			Src:       span(memory(t, d, !hostDst, p.Src), len(p.Src))})
@@ -124,7 +124,7 @@ func onDevice(t *testing.T, d *Device, m *Move, hostDst bool) *DeviceMove {
 	return c
 }
 
-func deviceIndex(t *testing.T, d *Device, x *Index) DeviceIndex {
+func deviceIndex(t *testing.T, d *Device, x *hostIndex) Index {
 	t.Helper()
 	var b []byte
 	switch {
@@ -137,14 +137,14 @@ func deviceIndex(t *testing.T, d *Device, x *Index) DeviceIndex {
 			b = binary.LittleEndian.AppendUint32(b, v)
 		}
 	default:
-		return DeviceIndex{}
+		return Index{}
 	}
-	return DeviceIndex{span(memory(t, d, false, b), len(b)), x.U64 != nil}
+	return Index{span(memory(t, d, false, b), len(b)), x.U64 != nil}
 }
 
-// TestDeviceEqualsTheTwin: the whole way of a Move through loader, module, launch and kernel,
-// over the stand-in, comes to what the twin does.
-func TestDeviceEqualsTheTwin(t *testing.T) {
+// TestDeviceEqualsALoop: the whole way of a Move through loader, module, launch and kernel,
+// over the stand-in, comes to what a loop of copies does.
+func TestDeviceEqualsALoop(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	for _, c := range []struct {
 		compute, kernel string
@@ -160,7 +160,7 @@ func TestDeviceEqualsTheTwin(t *testing.T) {
 			for kinds := range 9 {
 				m := draw(rng, c.sizes, 16*(kinds%2), 150, kinds/3, kinds%3)
 				dm := onDevice(t, d, m, kinds%2 == 0)
-				want, wantErr := Run(m)
+				want, wantErr := obvious(m)
 				got, l, err := d.Run(dm, Budget{SMs: 2}, c.kernel)
 				if got != want || err != wantErr || l.Kernel != c.kernel && c.kernel != "" &&
 					!onCard() {
@@ -171,7 +171,7 @@ func TestDeviceEqualsTheTwin(t *testing.T) {
 					b := make([]byte, len(p.Dst))
 					if err := dm.Parts[k].Dst.Memory.ReadAt(b, 0); err != nil ||
 						!bytes.Equal(b, p.Dst) {
-						t.Fatalf("lists %d: part %d differs from the twin's, %v", kinds, k, err)
+						t.Fatalf("lists %d: part %d differs from the loop's, %v", kinds, k, err)
 					}
 				}
 			}
@@ -183,10 +183,11 @@ func TestDeviceEqualsTheTwin(t *testing.T) {
 // failed.
 func TestDeviceCountsAfresh(t *testing.T) {
 	d := device(t, "90")
-	bad := onDevice(t, d, &Move{Count: 3, Src: Index{U32: []uint32{0, Skip32, 99}},
-		Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}, false)
+	bad := onDevice(t, d, &hostMove{Count: 3, Src: hostIndex{U32: []uint32{0, Skip32, 99}},
+		Parts: []hostPart{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}}, false)
 	good := onDevice(t, d,
-		&Move{Count: 3, Parts: []Part{{Entry: 16, Dst: make([]byte, 48), Src: make([]byte, 48)}}},
+		&hostMove{Count: 3, Parts: []hostPart{{Entry: 16, Dst: make([]byte, 48),
+			Src: make([]byte, 48)}}},
 		false)
 	for range 3 {
 		if got, _, err := d.Run(bad, Budget{SMs: 1}, KernelRows); err != driver.ErrBounds ||
@@ -261,42 +262,42 @@ func TestDeviceThatIsMissing(t *testing.T) {
 
 func TestDeviceRefuses(t *testing.T) {
 	d, other := device(t, "90"), device(t, "90")
-	good := func() *DeviceMove {
-		return &DeviceMove{Count: 4, Parts: []DevicePart{{Entry: 16,
+	good := func() *Move {
+		return &Move{Count: 4, Parts: []Part{{Entry: 16,
 			Dst: span(memory(t, d, false, make([]byte, 64)), 64),
 			Src: span(memory(t, d, true, make([]byte, 64)), 64)}}}
 	}
 	cases := []struct {
 		name  string
-		spoil func(m *DeviceMove)
+		spoil func(m *Move)
 		b     Budget
 		want  error
 	}{
-		{"closed", func(m *DeviceMove) {
+		{"closed", func(m *Move) {
 			_ = m.Parts[0].Src.Memory.Close()
 		}, Budget{SMs: 1}, driver.ErrClosed},
-		{"no memory", func(m *DeviceMove) {
+		{"no memory", func(m *Move) {
 			m.Parts[0].Dst = Span{}
 		}, Budget{SMs: 1}, driver.ErrBounds},
-		{"past the end", func(m *DeviceMove) {
+		{"past the end", func(m *Move) {
 			m.Parts[0].Dst.N++
 		}, Budget{SMs: 1}, driver.ErrBounds},
-		{"wraps", func(m *DeviceMove) {
+		{"wraps", func(m *Move) {
 			m.Parts[0].Dst.Off = ^uint64(0)
 		}, Budget{SMs: 1}, driver.ErrBounds},
-		{"odd", func(m *DeviceMove) {
+		{"odd", func(m *Move) {
 			m.Parts[0].Dst.Off, m.Parts[0].Dst.N = 1, 60
 		}, Budget{SMs: 1}, driver.ErrBounds},
-		{"short list", func(m *DeviceMove) {
+		{"short list", func(m *Move) {
 			m.Src.List = span(memory(t, d, false, make([]byte, 12)), 12)
 		}, Budget{SMs: 1}, driver.ErrBounds},
-		{"odd list", func(m *DeviceMove) {
+		{"odd list", func(m *Move) {
 			m.Src.List = Span{memory(t, d, false, make([]byte, 40)), 2, 32}
 		}, Budget{SMs: 1}, driver.ErrBounds},
-		{"another device's", func(m *DeviceMove) {
+		{"another device's", func(m *Move) {
 			m.Parts[0].Src.Memory = memory(t, other, false, make([]byte, 64))
 		}, Budget{SMs: 1}, driver.ErrBounds},
-		{"no budget", func(*DeviceMove) {}, Budget{}, driver.ErrBounds},
+		{"no budget", func(*Move) {}, Budget{}, driver.ErrBounds},
 	}
 	for _, c := range cases {
 		m := good()
@@ -318,7 +319,7 @@ func TestDeviceClose(t *testing.T) {
 	d := device(t, "90")
 	mem, err := d.Alloc(8192) // which is still open when the device is closed
 	require.NoError(t, err)
-	m := &DeviceMove{Count: 1, Parts: []DevicePart{{Dst: span(mem, 4096),
+	m := &Move{Count: 1, Parts: []Part{{Dst: span(mem, 4096),
 		Src: Span{mem, 4096, 4096}, Entry: 656}}}
 	if !onCard() && (d.card != (Card{90, 12040, 4, 227 << 10}) ||
 		!strings.Contains(d.Name(), "stand-in")) {

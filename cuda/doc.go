@@ -9,13 +9,14 @@
 // of its own, as backends/cuda is; Device launches on a stream of its own and waits. Which variant
 // serves a Move within a Budget is planned from its entries (plan.go).
 //
-// The twin does the same on the CPU: Run takes the same Move, leaves out what the kernel leaves out
-// and counts it as the kernel does. Tests run the kernels' source on the CPU under
-// sanitizers, launch it through a software stand-in of the driver, and assemble the PTX where there
-// is a ptxas; hack/gpu-check runs them on a card (bench/results has what came out).
+// Tests run the kernels' source on the CPU under sanitizers, launch it through a software stand-in
+// of the driver, and assemble the PTX where there is a ptxas; hack/gpu-check runs the kernels on a
+// card (bench/results has the figures).
 //
 // Summer digests cells of KV cache in a card's memory: the kernel of digest.cu has the sums of
-// package csrc/digest, its twin on the CPU.
+// package csrc/digest, which computes them on the CPU.
 //
-// Everything here builds with CGO_ENABLED=0; the twin is then a plain loop, and no Device opens.
+// The argument structs are those of gather.h and digest.h, which the kernels include;
+// layout_unsafe.go compares them with Go's. Everything here builds with CGO_ENABLED=0, but no
+// Device opens then.
 package cuda

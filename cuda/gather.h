@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Moving entries between places, in words that nvcc, clang without a CUDA SDK and a C or
- * C++ compiler of the host understand alike. First the arguments, which Go fills in and
- * both the kernels and their twin on the CPU take; then what kernels are written in.
+ * C++ compiler of the host understand alike. First the arguments, which Go fills in and the
+ * kernels take; then what kernels are written in.
  */
 #ifndef SLUICE_GATHER_H
 #define SLUICE_GATHER_H

@@ -28,28 +28,19 @@ const (
 	Skip64 = math.MaxUint64
 )
 
-// Move says which entries move where: for each i below Count, the entry at place Src[i] of
-// each part's source goes to place Dst[i] of its destination. A list of Src makes it a
-// gather, one of Dst a scatter. The memories must not overlap, and the sources and lists must
-// not change meanwhile; if a place of the destination is named twice, it ends with bytes of
-// either entry.
-type Move struct {
-	Parts    []Part // 1 to PartsMax
-	Count    int    // entries
-	Dst, Src Index
-}
+// tally is struct sl_tally of gather.h: the kernels add to it what they leave out.
+type tally struct{ skipped, bad, firstBad uint64 }
 
-// Part is one array of entries on each side. The zero strides mean Entry: one behind the other.
-type Part struct {
-	Dst, Src             []byte
-	Entry                uint64 // bytes
-	DstStride, SrcStride uint64 // bytes from one place to the next, at least Entry
-}
+// clean is a tally before a launch.
+var clean = tally{firstBad: math.MaxUint64}
 
-// Index is a list of places, of 32 bits or of 64; without either entry i is at place i.
-type Index struct {
-	U32 []uint32
-	U64 []uint64
+func (t *tally) sum(count uint64) (Tally, error) {
+	sum := Tally{Moved: count - t.skipped - t.bad, Skipped: t.skipped, Bad: t.bad}
+	if t.bad == 0 {
+		return sum, nil
+	}
+	sum.FirstBad = t.firstBad
+	return sum, driver.ErrBounds
 }
 
 // Tally says what became of the entries of a Move.
@@ -80,8 +71,7 @@ func (e *LayoutError) Error() string {
 // Is makes errors.Is(err, driver.ErrBounds) true.
 func (e *LayoutError) Is(target error) bool { return target == driver.ErrBounds }
 
-// args are what kernels and twin take: struct sl_move of gather.h. The addresses of the
-// lists and of the tally are left to the launcher.
+// args are what the kernels take: struct sl_move of gather.h.
 type args struct {
 	part                 [PartsMax]argsPart
 	dstIndex, srcIndex   uint64
@@ -104,17 +94,7 @@ const (
 	farDst
 )
 
-// Check reports whether the kernels can take a Move: a *LayoutError, or nil. It does not look
-// at the indices, which are checked as they are used. The twin takes more than that: memory
-// at any address.
-func (m *Move) Check() error {
-	var a args
-	if err := m.fill(&a); err != nil {
-		return err
-	}
-	return a.aligned()
-}
-
+// aligned reports whether the kernels can reach all memories: a *LayoutError, or nil.
 func (a *args) aligned() error {
 	for k := range a.part[:a.parts] {
 		if a.part[k].width == 0 {
@@ -125,24 +105,7 @@ func (a *args) aligned() error {
 	return nil
 }
 
-func (m *Move) fill(a *args) error {
-	if err := a.begin(len(m.Parts), m.Count); err != nil {
-		return err
-	}
-	for k := range m.Parts {
-		p := &m.Parts[k]
-		dst := side{addressOf(p.Dst), uint64(len(p.Dst)), p.DstStride}
-		src := side{addressOf(p.Src), uint64(len(p.Src)), p.SrcStride}
-		if err := a.fill(k, p.Entry, dst, src); err != nil {
-			return err
-		}
-	}
-	if err := m.Dst.fill(a, dstWide, &a.dstPlaces, "destination"); err != nil {
-		return err
-	}
-	return m.Src.fill(a, srcWide, &a.srcPlaces, "source")
-}
-
+// begin sets what all parts have in common.
 func (a *args) begin(parts, count int) error {
 	if parts < 1 || parts > PartsMax {
 		return &LayoutError{-1, fmt.Sprintf("%d parts", parts), fmt.Sprintf("1 to %d", PartsMax)}
@@ -159,6 +122,7 @@ func (a *args) begin(parts, count int) error {
 // side is one memory of a part.
 type side struct{ at, n, stride uint64 }
 
+// fill sets part k, and lowers the number of places to what its memories have room for.
 func (a *args) fill(k int, entry uint64, dst, src side) error {
 	if entry < Align || entry > EntryMax || entry%Align != 0 {
 		return &LayoutError{k, fmt.Sprintf("entry of %d bytes", entry),
@@ -201,20 +165,7 @@ func width(all uint64) uint32 {
 	return 0
 }
 
-func (x *Index) fill(a *args, wide uint32, places *uint64, end string) error {
-	switch {
-	case x.U32 != nil && x.U64 != nil:
-		return &LayoutError{-1, "two lists of the " + end, "indices of 32 bits or of 64"}
-	case x.U64 != nil:
-		a.flags |= wide
-		return a.covers(uint64(len(x.U64)), end)
-	case x.U32 != nil:
-		*places = min(*places, Skip32) // the last index of 32 bits has another meaning
-		return a.covers(uint64(len(x.U32)), end)
-	}
-	return nil
-}
-
+// covers reports whether a list of n indices is long enough. end is the side that it is for.
 func (a *args) covers(n uint64, end string) error {
 	if n < a.count {
 		return &LayoutError{-1, fmt.Sprintf("%d indices of the %s", n, end),

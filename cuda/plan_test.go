@@ -16,12 +16,12 @@ var (
 )
 
 func entries(count int, sizes ...uint64) *args {
-	m := &Move{Count: count}
-	for _, size := range sizes {
-		m.Parts = append(m.Parts, Part{Entry: size})
-	}
 	a := &args{}
-	if err := m.fill(a); err != nil {
+	err := a.begin(len(sizes), count)
+	for k, size := range sizes {
+		err = errors.Join(err, a.fill(k, size, side{}, side{}))
+	}
+	if err != nil {
 		panic(err)
 	}
 	return a

@@ -14,12 +14,12 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// What a launch of Summer reads lies in a room of pinned memory, a copy of which the card has: a
-// total, cells, and then keys and lists of slots.
+// A launch of the kernel reads a room: 4 MiB of pinned memory that Summer fills and copies to the
+// card. It has the total that the kernel adds to, the cellsArgs, and then keys and lists of slots.
 const (
-	roomBytes  = 4 << 20 // the keys of the largest cells have room, beside as large a list
-	totalRoom  = 32
-	launchMost = 64 // cellsArgs of a launch
+	roomBytes  = 4 << 20 // room for the key of the largest cells, and as long a list
+	totalRoom  = 32      // bytes of the total
+	launchMost = 64      // cellsArgs of a launch
 	roomHead   = totalRoom + launchMost*cellsBytes
 )
 
@@ -28,27 +28,28 @@ const (
 // lowest priority.
 type Summer struct {
 	ordinal int
-	blocks  uint64 // at most
+	blocks  uint64 // thread blocks of a launch, at most
 
 	mu     sync.Mutex // guards what follows
 	d      *gpu.Device
 	pinned *hostmem.Buffer // the room
-	seen   uint64          // address of the room, as the card sees it
-	copied uint64          // address of the card's copy
+	seen   uint64          // by which address the card reaches the room
+	copied uint64          // address of the copy in the card's memory
 	closed bool
 
-	used  uint64 // bytes of the room
-	n     int    // cellsArgs in it
-	work  uint64 // threads that have something to do
+	// what the room has for the next launch
+	used  uint64 // bytes
+	n     int    // cellsArgs
+	work  uint64 // threads that the cells keep busy
 	key   *digest.Key
-	keys  uint64 // address of those of key
+	keys  uint64 // address of key in the copy
 	args  digestArgs
 	total digestTotal
 }
 
-// OpenSummer opens a card, of which the kernel takes as many multiprocessors as the budget says; a
-// zero budget is all of them. Where something is missing or too old, the error
-// is a *driver.UnavailableError.
+// OpenSummer opens a card and has the driver compile the kernel, which takes as many
+// multiprocessors as the budget says; a zero budget is all of them. If something is missing or too
+// old, the error is a *driver.UnavailableError.
 func OpenSummer(o DeviceOptions, b Budget) (*Summer, error) {
 	if err := gpu.Load(o.Library); err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func (s *Summer) open(c *Card) (err error) {
 	return err
 }
 
-// Close lets the card go, after the sum under way. It is idempotent.
+// Close waits for the Sum under way and closes the card. It is idempotent.
 func (s *Summer) Close() (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,9 +108,10 @@ func (s *Summer) Close() (err error) {
 	return errors.Join(err, s.d.Close())
 }
 
-// Sum digests cells of this card and waits for the end. It answers as digest.Sum does. Lists of
-// slots are copied first, and may change meanwhile. All of the memories must be allocated: a kernel
-// that meets other addresses ends the use of the device. Sum allocates nothing unless it fails.
+// Sum digests cells in memory of this card and waits for the result, which is that of digest.Sum
+// over the same bytes. Lists of slots are copied first, and may change meanwhile. All of the
+// memories must be allocated: after a kernel has read other addresses, the process cannot use the
+// device any more. Sum allocates nothing unless it fails.
 func (s *Summer) Sum(list []digest.DeviceCells) (digest.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +134,7 @@ func (s *Summer) Sum(list []digest.DeviceCells) (digest.Digest, error) {
 // begin empties the room.
 func (s *Summer) begin() { s.used, s.n, s.work, s.key = roomHead, 0, 0, nil }
 
-// add puts cells into the room. When it is full, what is there is summed.
+// add puts cells into the room. It launches the kernel when the room is full.
 func (s *Summer) add(d *digest.DeviceCells, sum *digest.Digest) error {
 	if d.Memory.Device != s.ordinal {
 		return fmt.Errorf("digest cells of device %d by a summer of device %d: %w",
@@ -145,7 +147,7 @@ func (s *Summer) add(d *digest.DeviceCells, sum *digest.Digest) error {
 			return err
 		}
 		n := s.fits(&c, d.Key)
-		if n < c.Count { // a part of the list, now or in an empty room
+		if n < c.Count { // not all fit: some of them, into an empty room
 			if s.n > 0 {
 				if err := s.launch(sum); err != nil {
 					return err
@@ -165,7 +167,7 @@ func (s *Summer) add(d *digest.DeviceCells, sum *digest.Digest) error {
 	return nil
 }
 
-// fits is how many entries of the cells have room; all of them or, in an empty room, some.
+// fits returns how many entries of the cells the room takes: all or, if it is empty, at least one.
 func (s *Summer) fits(c *digest.Cells, k *digest.Key) int {
 	room := uint64(roomBytes) - s.used
 	if k != s.key {
@@ -182,7 +184,7 @@ func (s *Summer) fits(c *digest.Cells, k *digest.Key) int {
 	}
 }
 
-// skip leaves entries out, all of a slot or all that there are.
+// skip removes the first entries of the cells: whole slots, or all.
 func skip(c *digest.Cells, entries int) {
 	per, next := max(1, uint64(c.At.Per)), uint64(c.At.First)+uint64(entries)
 	if c.Count -= entries; c.Count == 0 {
@@ -192,10 +194,10 @@ func skip(c *digest.Cells, entries int) {
 	c.Coord += uint64(entries) * c.Turn
 }
 
-// keyBytes is the room of a key: pieces of 16 bytes are multiplied whole.
+// keyBytes is how much of the room a key takes: the kernel reads 32 bytes for each 16 of a cell.
 func keyBytes(k *digest.Key) uint64 { return (k.Cell() + 15) / 16 * 32 }
 
-// put adds cells whose key and slots have room.
+// put adds cells for which there is room.
 func (s *Summer) put(a *cellsArgs, list []uint32, k *digest.Key) {
 	room := s.pinned.Bytes()
 	if k != s.key {
@@ -223,7 +225,7 @@ func (s *Summer) put(a *cellsArgs, list []uint32, k *digest.Key) {
 	s.work = max(s.work, a.cells*uint64(a.threads))
 }
 
-// launch sums what is in the room, and empties it.
+// launch copies the room to the card, has the kernel add the cells up, and empties the room.
 func (s *Summer) launch(sum *digest.Digest) error {
 	if s.n == 0 {
 		return nil

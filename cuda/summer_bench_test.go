@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
 // BenchmarkSummer digests blocks of 16 tokens in random order, all of a pool that no cache of a
@@ -25,7 +26,10 @@ func BenchmarkSummer(b *testing.B) {
 	s, err := OpenSummer(DeviceOptions{Library: libraryOf(b)}, Budget{})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, s.Close()) })
-	host := alloc(b, size)
+	buffer, err := hostmem.Alloc(size, hostmem.Options{Purpose: "bench", Populate: true})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, buffer.Close()) })
+	host := buffer.Bytes()
 	for i := range host {
 		host[i] = byte(i * 7)
 	}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package hack has tests of the scripts beside it.
 package hack
 
 import (
@@ -18,6 +19,25 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
+
+func have(t *testing.T, name, fix string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: name, Reason: err.Error(),
+			Fix: fix})
+	}
+}
+
+func script(t *testing.T, status int, env []string, path string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(path, args...)
+	cmd.Env = append(os.Environ(), env...)
+	out, _ := cmd.CombinedOutput()
+	if got := cmd.ProcessState.ExitCode(); got != status {
+		t.Fatalf("%s %v: status %d, want %d\n%s", path, args, got, status, out)
+	}
+	return string(out)
+}
 
 // program writes an executable of a shell.
 func program(t *testing.T, path, text string) {

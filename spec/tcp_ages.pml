@@ -9,7 +9,7 @@
 // that the batch has failed.
 //
 // The owner's look and the copy behind it are one step here, where the code copies at most
-// handMax bytes behind one look. -DSTOPPED makes them two, and shows a late byte, which is a
+// pieceMax bytes behind one look. -DSTOPPED makes them two, and shows a late byte, which is a
 // limit of the protocol: an owner that is stopped there for longer than the limit of ages lands
 // those bytes when it goes on, although its initiator has given the batch up. Revoke waits for
 // the piece in hand. -DEAGER, -DUNCOUNTED, -DALIKE and -DEXACT are mistakes that must show one,
@@ -19,11 +19,11 @@
 //
 // Which code each step is:
 //
-//   send: initiator.go: next; frames carry a time by the owner's clock (proof.go: stamp)
-//   learn: proof.go: learn
-//   fresh, copy: landing.go: enter, place; proof.go: fresh
-//   ask, vouch, vouched: proof.go: challenge, confirm, onConfirm
-//   the last two choices of Initiator: peer.go: shutDown; proof.go: outlive
+//   send: initiator.go: putNext; frames carry a time by the owner's clock (proof.go: ownerTime)
+//   learn: proof.go: noteOwnerClock
+//   fresh, copy: landing.go: beginPiece, copyIn; proof.go: freshOrAsk
+//   ask, vouch, vouched: proof.go: askIfWanted, confirm, onConfirm
+//   the last two choices of Initiator: peer.go: shutDown; proof.go: awaitTooOld
 //   stop: the owner lands nothing any more, and says so
 //   Revoke: proof.go: the epoch ends under the lock that a piece in hand holds
 
@@ -126,7 +126,7 @@ vouch:		atomic {
 		}
 	:: !failed -> failed = true; stop!1
 	:: failed && stopped?[1] -> over = true; break
-	:: failed && WAITED(here - lastSent) > grace -> over = true; break // outlive
+	:: failed && WAITED(here - lastSent) > grace -> over = true; break // awaitTooOld
 	od
 }
 

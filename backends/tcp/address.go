@@ -13,12 +13,12 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// address is what Addr says: a number of the backend, and where it listens. The digest tells one
-// that was cut or altered; it does not protect against one that is made up.
+// address is what an Addr says of its owner: an identifier of the backend, how it is secured, and
+// the places where it listens. A digest detects an Addr that was cut or altered by accident.
 type address struct {
 	owner session.Owner
 	security
-	pin    pin      // where that is pinned
+	pin    pin      // for security pinned
 	places []string // host:port, a name or a number
 }
 
@@ -107,14 +107,14 @@ func (a *address) readPlaces(r *session.MessageReader) {
 	}
 }
 
-// Places says what an Addr of this backend says: host:port of each place where its owner
-// listens, and whether TLS is spoken there.
+// Places returns host:port of each place where the owner of an Addr listens, and whether it speaks
+// TLS there.
 func Places(addr []byte) (places []string, secure bool, err error) {
 	a, err := decodeAddress(addr)
 	return a.places, a.security != plain, err
 }
 
-// proof is what a hello shows: that it means this backend, and has its address.
+// proof is the body of a hello: which backend it is for, and that its sender has the address.
 func (a *address) proof() []byte {
 	if a.security != pinned {
 		return a.owner[:]

@@ -57,7 +57,7 @@ func TestOneHostHasHalfOfThePeers(t *testing.T) {
 	require.NoError(t, err)
 	h, _, err := readFrame(c, kindWelcome)
 	require.NoError(t, err)
-	require.ErrorIs(t, refusal(session.Status(h.status)), driver.ErrFull)
+	require.ErrorIs(t, refusalOf(session.Status(h.status)), driver.ErrFull)
 	near := open(t, Config{})
 	dial(t, near, b.Addr())
 	dial(t, near, b.Addr())
@@ -99,7 +99,7 @@ func TestConnectionsOfAllPeersAreBounded(t *testing.T) {
 		require.NoError(t, err)
 		h, _, err := readFrame(c, kindWelcome)
 		require.NoError(t, err)
-		return refusal(session.Status(h.status))
+		return refusalOf(session.Status(h.status))
 	}
 	require.NoError(t, status())
 	require.ErrorIs(t, status(), driver.ErrFull)

@@ -9,50 +9,52 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// batch is what one Submit handed over. p.mu guards what changes. Batches are reused.
+// batch is the copy of what one Submit was given. Batches are reused. prepare sets the first block;
+// peer.mu guards the rest.
 type batch struct {
-	op      driver.Op
-	tag     uint64
-	descs   []driver.Desc
-	pattern driver.Pattern
-	loops   [driver.LoopsMax]driver.Loop // of pattern
-	slots   []uint32                     // its index lists, which the program may change meanwhile
-	entry   uint64                       // bytes of an entry; 0: descs
-	count   int                          // of descs, or of entries
-	views   []view
-	bytes   uint64
+	op       driver.Op
+	tag      uint64
+	descs    []driver.Desc
+	pattern  driver.Pattern
+	loops    [driver.LoopsMax]driver.Loop // of pattern
+	slots    []uint32                     // the index lists of pattern
+	entryLen uint64                       // bytes of an entry of pattern; 0: the batch has descs
+	count    int                          // of pieces: descs, or entries of pattern
+	pairs    []pair
+	bytes    uint64
+	msg      []byte // the notification
+	number   uint64 // of the notification, from 1 on
 
-	tail   driver.Tail
-	msg    []byte
-	number uint64 // of the message
+	tail driver.Tail // NotifyTail: a notification is to be sent
 
-	// What is to be cut off next: piece i from off on, which is of view v. All is where i is count.
-	i   int
-	off uint64
-	v   int
+	// Where the next part begins: at pieceOff in a piece, whose memories are pairs[pairAt]. All
+	// parts are cut when piece is count.
+	piece    int
+	pieceOff uint64
+	pairAt   int
 
-	queue      *queue // where it waits; nil: all of it is on its way
-	prev, next *batch // in the queue
-	sent       uint32 // parts
-	unread     int    // parts of a Write whose bytes no connection has read to their end
-	flying     int    // parts and notifications that are not acknowledged
-	err        error
-	dropped    atomic.Bool // what still arrives for it is not wanted
+	queue        *queue // in which it waits for parts to be cut; nil: none
+	prev, next   *batch // in the queue
+	partsSent    uint32 // parts that were cut
+	partsUnread  int    // parts of a Write whose payloadSent has not been called
+	partsUnacked int    // parts, and notifications, that are not over
+	err          error  // the outcome
+	cancelled    atomic.Bool
 }
 
-// view is a pair of memories. Neighbouring pieces mostly name the same, so it is looked up
-// only when the keys change.
-type view struct {
+// pair is the two memories of a piece. Consecutive pieces mostly name the same two, so prepare
+// looks them up only when the keys change.
+type pair struct {
 	localKey, remoteKey uint32
 	local               *memory
 	remote              *remote
 }
 
-func (v *view) shows(d *driver.Desc) bool {
+func (v *pair) matches(d *driver.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
-// remote is a token that was accepted.
+// remote is an import: what the owner has answered to a token.
 type remote struct {
 	key      uint32
 	ticket   uint64
@@ -60,23 +62,23 @@ type remote struct {
 	readOnly bool
 }
 
-// What a batch that waits to be used again keeps of the slices of its last use, by their number: at
-// most 16 KiB of each. There may be Config.BatchesMax such batches.
+// How long the slices are that a free batch keeps, at most 16 KiB of each. There may be
+// Config.BatchesMax free batches.
 const (
-	descsKept = 512
-	slotsKept = 4 << 10
-	viewsKept = 512
-	bytesKept = 16 << 10 // of a message
+	descsKept   = 512
+	slotsKept   = 4 << 10
+	pairsKept   = 512
+	messageKept = 16 << 10 // of a message
 )
 
-// reset forgets what the last use left, and keeps small slices.
+// reset empties a batch for its next use. It keeps small slices.
 func (x *batch) reset() {
-	clear(x.views)
+	clear(x.pairs)
 	*x = batch{descs: emptied(x.descs, descsKept), slots: emptied(x.slots, slotsKept),
-		views: emptied(x.views, viewsKept), msg: emptied(x.msg, bytesKept)}
+		pairs: emptied(x.pairs, pairsKept), msg: emptied(x.msg, messageKept)}
 }
 
-// emptied returns a slice without its elements, or nil where it has room for more than most.
+// emptied returns a slice without its elements, or nil if it has room for more than most.
 func emptied[T any](s []T, most int) []T {
 	if cap(s) > most {
 		return nil
@@ -84,7 +86,7 @@ func emptied[T any](s []T, most int) []T {
 	return s[:0]
 }
 
-// queue is batches that wait, in order.
+// queue has the batches from which parts are to be cut, in the order of Submit.
 type queue struct{ first, last *batch }
 
 func (q *queue) push(x *batch) {
@@ -111,7 +113,8 @@ func (q *queue) remove(x *batch) {
 	x.queue, x.prev, x.next = nil, nil, nil
 }
 
-// prepare copies a batch and checks the whole of it, so that what cannot work starts nothing.
+// prepare copies what Submit was given and checks all of it, so that an invalid batch starts
+// nothing.
 func (x *batch) prepare(p *peer, tag uint64, b *driver.Batch) error {
 	x.tag, x.op, x.tail = tag, b.Op, b.Tail
 	if b.Tail == driver.NotifyTail {
@@ -120,12 +123,12 @@ func (x *batch) prepare(p *peer, tag uint64, b *driver.Batch) error {
 	if b.Pattern == nil {
 		for i := range b.Descs {
 			d := &b.Descs[i]
-			if n := len(x.views); n == 0 || !x.views[n-1].shows(d) {
-				if err := x.addView(p, d.LocalKey, d.RemoteKey); err != nil {
+			if n := len(x.pairs); n == 0 || !x.pairs[n-1].matches(d) {
+				if err := x.addPair(p, d.LocalKey, d.RemoteKey); err != nil {
 					return &driver.PieceError{Piece: i, Err: err}
 				}
 			}
-			v := &x.views[len(x.views)-1]
+			v := &x.pairs[len(x.pairs)-1]
 			if err := d.Check(v.local.seg.Len, v.remote.size); err != nil {
 				return &driver.PieceError{Piece: i, Err: err}
 			}
@@ -134,7 +137,7 @@ func (x *batch) prepare(p *peer, tag uint64, b *driver.Batch) error {
 		x.descs, x.count = append(x.descs, b.Descs...), len(b.Descs)
 		return nil
 	}
-	if err := x.addView(p, b.Pattern.LocalKey, b.Pattern.RemoteKey); err != nil {
+	if err := x.addPair(p, b.Pattern.LocalKey, b.Pattern.RemoteKey); err != nil {
 		return err
 	}
 	x.pattern = *b.Pattern
@@ -148,12 +151,12 @@ func (x *batch) prepare(p *peer, tag uint64, b *driver.Batch) error {
 	if g.Remote.List != nil {
 		g.Remote.List = x.slots[near:]
 	}
-	x.entry, x.count, x.bytes = g.EntryLen(), g.Count, g.Bytes()
-	return g.Check(x.views[0].local.seg.Len, x.views[0].remote.size)
+	x.entryLen, x.count, x.bytes = g.EntryLen(), g.Count, g.Bytes()
+	return g.Check(x.pairs[0].local.seg.Len, x.pairs[0].remote.size)
 }
 
-// addView looks up a pair of keys.
-func (x *batch) addView(p *peer, localKey, remoteKey uint32) error {
+// addPair looks the two memories of a piece up.
+func (x *batch) addPair(p *peer, localKey, remoteKey uint32) error {
 	local := p.b.memories.At(localKey)
 	if local == nil {
 		return fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
@@ -167,6 +170,6 @@ func (x *batch) addView(p *peer, localKey, remoteKey uint32) error {
 	if x.op == driver.Write && r.readOnly {
 		return driver.ErrReadOnly
 	}
-	x.views = append(x.views, view{localKey, remoteKey, local, r})
+	x.pairs = append(x.pairs, pair{localKey, remoteKey, local, r})
 	return nil
 }

@@ -37,7 +37,7 @@ func TestBatchKeepsNoLargeSlices(t *testing.T) {
 		return b
 	}
 	text := &driver.Batch{Op: driver.Write, Tail: driver.NotifyTail,
-		Notify: make([]byte, bytesKept+1)}
+		Notify: make([]byte, messageKept+1)}
 	for i, b := range []*driver.Batch{slots(100), slots(slotsKept + 2), descs(descsKept),
 		descs(descsKept + 1), text} {
 		require.NoError(t, p.Submit(uint64(i), b))
@@ -46,8 +46,8 @@ func TestBatchKeepsNoLargeSlices(t *testing.T) {
 		x := near.batches.free[0]
 		require.LessOrEqual(t, cap(x.descs), descsKept)
 		require.LessOrEqual(t, cap(x.slots), slotsKept)
-		require.LessOrEqual(t, cap(x.views), viewsKept)
-		require.LessOrEqual(t, cap(x.msg), bytesKept)
+		require.LessOrEqual(t, cap(x.pairs), pairsKept)
+		require.LessOrEqual(t, cap(x.msg), messageKept)
 		if i == 0 {
 			require.NotZero(t, cap(x.slots), "a list that is small enough")
 		}

@@ -4,26 +4,29 @@ package tcp
 
 import "sync"
 
-// A chunk is what small frames and scattered pieces go through: it stays in a cache of the
-// processor, where copying costs next to nothing. Connections have one only while there is
-// something in it, so that an idle one costs no memory.
 const (
 	chunkBytes = 64 << 10
-	chunkSlack = headBytes + entriesMax*entryBytes // a head and a table more
+	chunkSlack = headBytes + entriesMax*entryBytes // room for one more head and table
 	chunksKept = 32
 )
 
+// chunk is the buffer of a connection for small frames and scattered runs. It is small enough to
+// stay in a cache of the processor, where copying costs next to nothing. A connection has one only
+// while there is something in it, so that an idle connection costs no memory.
 type chunk struct {
-	mem   [chunkBytes + chunkSlack]byte
-	n     int
-	table [entriesMax * entryBytes]byte // of the frame that is read or served
-	frag  fragment                      // what it says, where it has a pattern
-	slots [slotsMax]uint32              // its list, where it has one
+	mem [chunkBytes + chunkSlack]byte
+	n   int // bytes of mem that are to be written
+
+	// of the frame that is read or answered: its table or fragment as bytes, the fragment decoded,
+	// and the list of slots of that
+	table [entriesMax * entryBytes]byte
+	frag  fragment
+	slots [slotsMax]uint32
 }
 
-// freeList holds what is not in use, at most so many.
+// freeList keeps unused values for their next use.
 type freeList[T any] struct {
-	most int // set before use
+	most int // how many it keeps
 
 	mu   sync.Mutex
 	free []*T

@@ -128,7 +128,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// secure is the identity that was given, if any, and how peers know us.
+// secure returns the identity of the Config, if it has one, and how peers know this backend.
 func (c *Config) secure() (*identity.Identity, security, error) {
 	switch {
 	case c.TLS != nil && (c.Identity != nil || c.Plaintext), c.Identity != nil && c.Plaintext:

@@ -14,137 +14,141 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// conn is one connection of a peer, at either end. A goroutine reads it, parked in the
-// runtime's poller; a goroutine that has something to send writes as far as the socket takes it,
-// and a second goroutine, which begins when that happens first, writes the rest.
+// conn is one connection between an initiator and an owner, at either end. One goroutine reads it,
+// parked in the runtime's poller (receive.go). A goroutine that has something to send writes as far
+// as the socket takes it; a second goroutine, which starts when it is first needed, writes the rest
+// (send.go).
 type conn struct {
-	b     *Backend
-	end   end
-	index int          // control, express or bulk
-	tcp   *net.TCPConn // what is closed
-	net   net.Conn     // tcp, or TLS over it
-	raw   syscall.RawConn
-	tls   bool
-	below *records // of TLS, where net is that
+	b          *Backend
+	side       side
+	index      int          // control, express or bulk
+	tcp        *net.TCPConn // the socket, which is closed
+	net        net.Conn     // tcp, or TLS over it
+	raw        syscall.RawConn
+	tls        bool
+	tlsRecords *records // between TLS and tcp; nil in plain text
 
-	in     receiver      // of the reading goroutine
-	rmu    sync.Mutex    // held while a piece lands
-	resume chan struct{} // one place: a reader that waits may go on
+	in     receiver      // of the reading goroutine alone
+	landMu sync.Mutex    // held while a piece lands
+	resume chan struct{} // one place: a reading goroutine in awaitResume goes on
 
-	wmu      sync.Mutex // held while something is written
-	out      sender
-	kicks    atomic.Int64  // over 0: a goroutine writes, or will
-	work     chan struct{} // one place: the writing is the goroutine's
-	start    sync.Once     // of that goroutine
-	writeOut func(fd uintptr) bool
-	writeNow func(fd uintptr) bool
+	writeMu       sync.Mutex // guards out; before the mutexes of peer and inbound
+	out           sender
+	writeRequests atomic.Int64  // over 0: a goroutine writes, or is about to
+	writerWork    chan struct{} // one place: the writing goroutine is to write
+	startWriter   sync.Once
+	writeBlocking func(fd uintptr) bool // writeAll; RawConn waits while the socket is full
+	writeNow      func(fd uintptr) bool // writeAll, which leaves the rest to the writing goroutine
 
-	queueMu sync.Mutex // the innermost lock
-	queue   []byte     // whole frames that go before any other
+	queuedMu sync.Mutex // guards queued; the innermost lock
+	queued   []byte     // whole frames, which go before those of batches
 
-	over    atomic.Bool // nothing is read or written any more
-	choked  atomic.Bool // the reader waits until the queue is written
-	crowded atomic.Bool // the program waits until the queue is written, to Answer
-	serves  atomic.Bool // there are Reads to answer
-	gone    chan struct{}
-	ended   sync.Once
+	stopped             atomic.Bool // nothing lands or is written any more
+	readerWaitsForQueue atomic.Bool // the reading goroutine waits until queued is written
+	answerWaitsForQueue atomic.Bool // the program waits to Answer until queued is written
+	hasReads            atomic.Bool // Reads of the peer wait for their bytes
+	closed              chan struct{}
+	closeOnce           sync.Once
 
-	host session.SilenceWatch // of pulse
-	left bool                 // some was not acknowledged at the last pulse; of pulse
+	silenceWatch   session.SilenceWatch // of Backend.pulse alone
+	pendingAtPulse bool                 // the last pulse found bytes unacknowledged; of pulse alone
 }
 
 // The connections of a peer, by index. Small batches and notifications go over express, so that
-// they never wait behind a large one; with a single connection for data that is bulk as well.
+// they never wait behind a large one. With a single connection for data, express carries large
+// batches as well.
 const (
 	control = iota
 	express
 	bulk
 )
 
-// end is what a connection belongs to: a peer of ours, or an inbound.
-type end interface {
-	// serve reads frames until the connection ends, and returns why. Its reading goroutine calls
-	// it.
+// side is what a connection belongs to: a peer, at the initiator, or an inbound, at the owner.
+type side interface {
+	// serve is the loop of the reading goroutine: it reads frames until the connection ends, and
+	// returns why.
 	serve(c *conn) error
-	// broken tells that serve has returned although the connection was not over.
+	// broken is called when serve has returned and this end has not stopped the connection.
 	broken(c *conn, err error)
-	// next puts the next frame of data into the chunk, and says with out.src what follows it. It
-	// reports whether there was one. out is the caller's.
-	next(c *conn) bool
-	// sent ends what out.src was. out is the caller's.
-	sent(c *conn)
+	// putNext puts the next frame of a batch, or of the answer to a Read, into c.out.chunk, and its
+	// payload into c.out.payload. It reports whether there was one. c.writeMu is held.
+	putNext(c *conn) bool
+	// payloadSent is called when all of c.out.payload is in the chunk or written. c.writeMu is
+	// held.
+	payloadSent(c *conn)
 }
 
-func newConn(b *Backend, e end, at int, tcp *net.TCPConn, secure net.Conn) (*conn, error) {
+func newConn(b *Backend, s side, index int, tcp *net.TCPConn, secure net.Conn) (*conn, error) {
 	c := &conn{
-		b: b, end: e, index: at, tcp: tcp, net: secure, tls: secure != net.Conn(tcp),
-		resume: make(chan struct{}, 1), work: make(chan struct{}, 1), gone: make(chan struct{}),
+		b: b, side: s, index: index, tcp: tcp, net: secure, tls: secure != net.Conn(tcp),
+		resume: make(chan struct{}, 1), writerWork: make(chan struct{}, 1),
+		closed: make(chan struct{}),
 	}
 	if secure, ok := secure.(*tls.Conn); ok {
-		c.below, _ = secure.NetConn().(*records)
+		c.tlsRecords, _ = secure.NetConn().(*records)
 	}
 	var err error
 	if c.raw, err = tcp.SyscallConn(); err != nil {
 		return nil, fmt.Errorf("connection of tcp: %w", err)
 	}
 	c.in.read = c.readOnce
-	c.writeOut = func(fd uintptr) bool { return c.drain(int(fd)) != errBlocked }
+	c.writeBlocking = func(fd uintptr) bool { return c.writeAll(int(fd)) != errBlocked }
 	c.writeNow = func(fd uintptr) bool {
-		if c.drain(int(fd)) == errBlocked {
-			c.handOver()
+		if c.writeAll(int(fd)) == errBlocked {
+			c.wakeWriter()
 		}
 		return true
 	}
 	return c, nil
 }
 
-// run begins to read. It does nothing once the backend closes, which closes c as well.
-func (c *conn) run() { c.b.tasks.Start(c.receive) }
+// startReading starts the reading goroutine, unless the backend closes, which closes c as well.
+func (c *conn) startReading() { c.b.tasks.Start(c.receive) }
 
-var errEnded = fmt.Errorf("the other side has closed the connection: %w", driver.ErrPeerLost)
+var errClosedByPeer = fmt.Errorf("the other side has closed the connection: %w", driver.ErrPeerLost)
 
-// stop has nothing land any more: when it returns, no piece is in hand. The other
-// side notices nothing yet.
+// stop waits for the piece that is landing, and lets no later one land. The other end does not
+// notice it.
 func (c *conn) stop() {
-	c.rmu.Lock()
-	c.over.Store(true)
-	c.rmu.Unlock()
+	c.landMu.Lock()
+	c.stopped.Store(true)
+	c.landMu.Unlock()
 }
 
-// close ends the connection. hard takes back what the other side has not acknowledged, and
-// tells it so at once. It does not wait for a peer.
+// close stops the connection and closes its socket. A hard close resets it: the kernel drops what
+// the other end has not acknowledged, and tells it at once. close waits for no other process.
 func (c *conn) close(hard bool) {
-	c.over.Store(true)
-	c.ended.Do(func() {
+	c.stopped.Store(true)
+	c.closeOnce.Do(func() {
 		if hard {
 			_ = c.tcp.SetLinger(0) // fails only where it is closed
 		}
-		_ = c.tcp.Close() // nothing is to be saved
-		close(c.gone)
+		_ = c.tcp.Close() // no data is lost that Close could report
+		close(c.closed)
 	})
 	c.stop()
-	c.wmu.Lock() // no goroutine writes any more, so no memory is read
+	c.writeMu.Lock() // no goroutine writes any more, so no memory is read
 	c.out.release(c.b)
-	c.wmu.Unlock()
+	c.writeMu.Unlock()
 }
 
-// proceed lets a reader go on that waits in awaitResume.
-func (c *conn) proceed() {
+// resumeReader lets the reading goroutine go on that is, or will be, in awaitResume.
+func (c *conn) resumeReader() {
 	select {
 	case c.resume <- struct{}{}:
 	default:
 	}
 }
 
-// awaitResume has the reading goroutine wait for proceed. What its caller waits for is looked at
-// again. The error says that the connection is over instead.
+// awaitResume has the reading goroutine wait for resumeReader. The caller then checks again what it
+// waits for. The error is that of a connection that has stopped.
 func (c *conn) awaitResume() error {
 	select {
 	case <-c.resume:
-		if !c.over.Load() {
+		if !c.stopped.Load() {
 			return nil
 		}
-	case <-c.gone:
+	case <-c.closed:
 	}
-	return errOver
+	return errStopped
 }

@@ -30,8 +30,9 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return nil, fmt.Errorf("connect: the owner is spoken to %v, and this side speaks %v: set "+
 			"the same on both sides: %w", to.security, b.address.security, driver.ErrNotSupported)
 	}
-	// An owner that is kept off its processors hangs up on those that it heard too late, and one at
-	// which too many wait on the last of them: we come again, for as long as our caller waits.
+	// An owner that is kept off its processors hangs up on peers that it has heard too late, and
+	// one with too many waiting connections on the last of them. So Connect tries again until ctx
+	// ends.
 	var before error
 	for pause := session.AcceptPauseMin; ; pause = min(2*pause, session.AcceptPauseMax) {
 		p := newPeer(b, to, 1+b.cfg.Conns)
@@ -39,13 +40,13 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		if err == nil {
 			return p, nil
 		}
-		p.abandon()
+		p.closeConns()
 		switch {
 		case b.closed.Load():
 			return nil, fmt.Errorf("connect: %w", driver.ErrClosed)
 		case errors.Is(err, errHungUp) && b.pauseBeforeRetry(ctx, pause):
 			before = err
-		case errors.Is(err, errHungUp): // and our caller has no more time
+		case errors.Is(err, errHungUp): // and ctx has ended
 			return nil, fmt.Errorf("connect: %w: %w", driver.ContextError(ctx), err)
 		case before != nil:
 			return nil, fmt.Errorf("connect: %w (before: %v)", err, before)
@@ -55,7 +56,7 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 	}
 }
 
-// pauseBeforeRetry waits, and reports whether another try is worth it.
+// pauseBeforeRetry waits. It reports false if ctx ends meanwhile.
 func (b *Backend) pauseBeforeRetry(ctx context.Context, pause time.Duration) bool {
 	over, timer := clock.After(b.clock, pause)
 	defer timer.Stop()
@@ -69,20 +70,21 @@ func (b *Backend) pauseBeforeRetry(ctx context.Context, pause time.Duration) boo
 
 func newPeer(b *Backend, to address, conns int) *peer {
 	return &peer{
-		b: b, to: to, conn: b.lastConn.Add(1),
-		conns: make([]*conn, conns), flight: make([]inFlight, conns),
-		closing: make(chan struct{}), lost: make(chan struct{}), stopped: make(chan struct{}, 1),
-		byTag: map[uint64]*batch{}, asked: map[uint64]chan imported{},
+		b: b, owner: to, connID: b.lastConnID.Add(1),
+		conns: make([]*conn, conns), parts: make([]partTable, conns),
+		closing: make(chan struct{}), lost: make(chan struct{}),
+		ownerStopped: make(chan struct{}, 1),
+		byTag:        map[uint64]*batch{}, importAnswers: map[uint64]chan imported{},
 	}
 }
 
-// open says hello, and joins the other connections to the first.
+// open opens the control connection with a hello, and the others with joins, side by side.
 func (p *peer) open(ctx context.Context) error {
 	hello := header{
 		kind: kindHello, count: uint32(len(p.conns)), key: uint32(p.b.cfg.MessageMax),
 		id: uint64(p.b.cfg.NotifyMax), ticket: uint64(p.b.cfg.Grace),
 	}
-	welcome, secret, err := p.greet(ctx, control, hello, p.to.proof())
+	welcome, secret, err := p.greet(ctx, control, hello, p.owner.proof())
 	if err != nil {
 		return err
 	}
@@ -91,7 +93,7 @@ func (p *peer) open(ctx context.Context) error {
 	}
 	p.credit = int(min(welcome.count, creditMax))
 	p.notifMax = min(p.b.cfg.MessageMax, int(welcome.key))
-	p.learn(welcome.stamp)
+	p.noteOwnerClock(welcome.stamp)
 	join := header{kind: kindJoin, id: welcome.id}
 	errs := make([]error, len(p.conns))
 	var wg sync.WaitGroup
@@ -109,19 +111,19 @@ func (p *peer) open(ctx context.Context) error {
 	if err := p.setGrace(time.Duration(welcome.ticket)); err != nil {
 		return err
 	}
-	if !p.b.enter(p) {
+	if !p.b.addPeer(p) {
 		return driver.ErrClosed
 	}
 	for _, c := range p.conns {
-		c.run()
-		// On each, since none of them knows which ends first.
-		c.send(header{kind: kindReady, ticket: uint64(p.grace)})
+		c.startReading()
+		// On each connection, since any of them may be read first at the owner.
+		c.sendFrame(header{kind: kindReady, ticket: uint64(p.grace)})
 	}
 	return nil
 }
 
-// abandon closes what Connect opened.
-func (p *peer) abandon() {
+// closeConns closes what open has opened.
+func (p *peer) closeConns() {
 	for _, c := range p.conns {
 		if c != nil {
 			c.close(false)
@@ -129,8 +131,8 @@ func (p *peer) abandon() {
 	}
 }
 
-// enter has Close end the peer, unless that has begun.
-func (b *Backend) enter(p *peer) bool {
+// addPeer has Backend.Close end the peer. It reports false if Close has begun.
+func (b *Backend) addPeer(p *peer) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
@@ -140,7 +142,7 @@ func (b *Backend) enter(p *peer) bool {
 	return true
 }
 
-// writeFrame and readFrame are for the first words, which are said in turn.
+// writeFrame and readFrame are for the frames of a handshake, before the conn is made.
 func writeFrame(w io.Writer, h header, body []byte) error {
 	h.length = uint32(len(body))
 	_, err := w.Write(append(h.append(nil), body...))
@@ -168,25 +170,25 @@ func readFrame(r io.Reader, kinds ...uint8) (h header, body []byte, err error) {
 	return h, nil, fmt.Errorf("frame of kind %d out of place: %w", h.kind, driver.ErrCorrupt)
 }
 
-// placeTime is how long one place of several may first keep us from the others. It doubles each
-// time that none of them has answered.
+// placeTime is how long open first waits for one place of several before it tries the next. It
+// doubles when all places were tried.
 const placeTime = time.Second
 
-// errSilent is a place that has not answered in its time, and may be asked for longer.
+// errSilent: a place has not answered in its time. It may be tried for longer.
 var errSilent = errors.New("no answer")
 
-// errHungUp is an owner that ended a connection without a word, since it was late, or too many
-// waited there. It may take the next.
+// errHungUp: the owner has closed a connection without a reason, since it came late, or too many
+// waited. It may welcome the next one.
 var errHungUp = errors.New("the other side hung up")
 
-// greet opens connection i with a frame, and returns what the owner says. Of its places some may
-// lead elsewhere, as an address of a network that both hosts have does: to a silent host, or to
-// another owner at the same port. So the first place that welcomes us is taken, and the further
-// connections go where the first one went.
+// greet opens connection i, sends its first frame, and returns the owner's answer. Some of the
+// owner's places may lead elsewhere, as an address of a network that both hosts have: to a silent
+// host, or to another owner at the same port. So the control connection goes to the first place
+// that welcomes it, and the others go to the same place.
 func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header, []byte, error) {
-	left := p.to.places
+	left := p.owner.places
 	if i != control {
-		left = []string{p.place}
+		left = []string{p.ownerPlace}
 	}
 	var errs []error
 	for patience := placeTime; len(left) > 0; patience *= 2 {
@@ -201,14 +203,14 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 			switch {
 			case err == nil:
 				if i == control {
-					p.place = at
+					p.ownerPlace = at
 				}
 				return answer, rest, nil
 			case ctx.Err() != nil:
 				return h, nil, overdue(ctx, at, errs)
 			case errors.Is(err, errSilent):
 				silent = append(silent, at)
-			case errors.Is(err, driver.ErrFull): // which our owner alone says
+			case errors.Is(err, driver.ErrFull): // the right owner says so, and no other
 				return h, nil, err
 			default:
 				errs = append(errs, fmt.Errorf("at %s: %w", at, err))
@@ -219,7 +221,8 @@ func (p *peer) greet(ctx context.Context, i int, h header, body []byte) (header,
 	return h, nil, errors.Join(errs...)
 }
 
-// overdue says why a context has ended, which place kept us last, and what the others said.
+// overdue returns the error of a ctx that has ended: which place was tried last, and what the
+// others answered.
 func overdue(ctx context.Context, at string, errs []error) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("no answer from %s (%v): %w", at, err, driver.ContextError(ctx))
@@ -233,7 +236,7 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", at)
 	if err != nil {
 		if op := (*net.OpError)(nil); errors.As(err, &op) {
-			err = op.Err // without the place, which greet names
+			err = op.Err // without the place, which greet adds
 		}
 		if ctx.Err() != nil {
 			return h, nil, errSilent
@@ -244,7 +247,7 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	p.b.setSocketOptions(tcp)
-	secure, err := p.b.call(ctx, tcp, &p.to, at)
+	secure, err := p.b.secureCall(ctx, tcp, &p.owner, at)
 	if err == nil {
 		answer, rest, err = p.hello(tcp, secure, h, body)
 	}
@@ -258,7 +261,7 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 		p.conns[i], err = newConn(p.b, p, i, tcp, secure)
 	}
 	if err != nil {
-		_ = tcp.Close() // nothing is to be saved
+		_ = tcp.Close() // the error is in err already
 		var why *identity.Error
 		switch {
 		case ctx.Err() != nil:
@@ -271,7 +274,7 @@ func (p *peer) greetAt(ctx context.Context, i int, at string, h header, body []b
 	return answer, rest, nil
 }
 
-// hello says the first words over a connection, and measures how long the welcome takes.
+// hello sends the first frame of a connection, and measures how long the answer takes.
 func (p *peer) hello(tcp, secure net.Conn, h header, body []byte) (header, []byte, error) {
 	begin := p.b.clock.Now()
 	err := writeFrame(secure, h, body)
@@ -284,17 +287,17 @@ func (p *peer) hello(tcp, secure net.Conn, h header, body []byte) (header, []byt
 	}
 	if err != nil {
 		return h, nil, fmt.Errorf("await the welcome: %w",
-			errors.Join(p.b.refusal(err, tcp), driver.ErrPeerLost))
+			errors.Join(p.b.explainHangUp(err, tcp), driver.ErrPeerLost))
 	}
-	if err := refusal(session.Status(h.status)); err != nil {
+	if err := refusalOf(session.Status(h.status)); err != nil {
 		return h, nil, err
 	}
-	p.measured(took)
+	p.noteRoundTrip(took)
 	return h, body, nil
 }
 
-// refusal says why an owner does not want us.
-func refusal(status session.Status) error {
+// refusalOf returns the error of a status in a welcome.
+func refusalOf(status session.Status) error {
 	switch err := status.Err(); {
 	case errors.Is(err, driver.ErrFull):
 		return fmt.Errorf("the owner has as many peers as its Config.PeersMax allows, or half as "+

@@ -21,54 +21,55 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 // FD implements driver.Backend.
 func (b *Backend) FD() int { return b.event.FD() }
 
-// wake signals the event if it is armed.
+// wake wakes the program if it sleeps on the event.
 func (b *Backend) wake() {
 	if b.armed.Load() && b.armed.CompareAndSwap(true, false) {
 		_ = b.event.Signal() // fails only when closed: no goroutine sleeps on it any more
 	}
 }
 
-// wakeForDone is wake where there is a completion.
+// wakeForDone wakes the program if a completion waits for Poll.
 func (b *Backend) wakeForDone() {
 	if b.done.Ready() > 0 {
 		b.wake()
 	}
 }
 
-// alarm is wake for news that no queue holds: room after ErrFull.
-func (b *Backend) alarm() {
-	b.news.Store(true)
+// wakeForRoom wakes the program, of which a call has returned ErrFull, since there is room now.
+func (b *Backend) wakeForRoom() {
+	b.roomNews.Store(true)
 	b.wake()
 }
 
-// Arm implements driver.Backend. The flag goes up before the look, and a goroutine that brings
-// something looks at the flag afterwards: one of the two sees the other.
+// Arm implements driver.Backend. It sets armed and then looks into the queues; a goroutine that
+// adds something to a queue does so and then looks at armed. One of the two sees the other.
 func (b *Backend) Arm() (ready bool, err error) {
 	if b.closed.Load() {
 		return false, driver.ErrClosed
 	}
 	b.armed.Store(true)
-	return b.done.Ready() > 0 || b.inbox.ready.Load() > 0 || b.news.Swap(false), nil
+	return b.done.Ready() > 0 || b.inbox.ready.Load() > 0 || b.roomNews.Swap(false), nil
 }
 
-// inbox holds what peers sent until Receive. Credit and Config.PeersMax bound it.
+// inbox has the messages that wait for Receive. Credit and Config.PeersMax bound it.
 type inbox struct {
-	ready atomic.Int64 // messages in list: looked at before the lock
+	ready atomic.Int64 // len(list), read without the lock
 
 	mu   sync.Mutex
 	list []message
 }
 
-// message is one that came by a connection, or the last word of one.
+// message is a notification, an answer, or the end of a connection (err).
 type message struct {
-	conn uint64
-	from taker // what takes its place back; nil: it took none
-	data []byte
-	err  error
+	connID uint64
+	source messageSource
+	data   []byte
+	err    error
 }
 
-// taker is told that the program has received a message, or the last word.
-type taker interface{ received() }
+// messageSource is the peer or inbound of a message. received is called when the program has
+// received the message, which makes room for another.
+type messageSource interface{ received() }
 
 func (b *Backend) deliver(l message) {
 	b.inbox.mu.Lock()
@@ -100,10 +101,8 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 		}
 		x.ready.Add(-1)
 		x.mu.Unlock()
-		msgs[i] = driver.Message{Conn: l.conn, Data: l.data, Err: l.err}
-		if l.from != nil {
-			l.from.received()
-		}
+		msgs[i] = driver.Message{Conn: l.connID, Data: l.data, Err: l.err}
+		l.source.received()
 	}
 	return len(msgs), nil
 }

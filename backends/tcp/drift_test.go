@@ -44,8 +44,8 @@ func TestDriftOfTwoClocks(t *testing.T) {
 		var reader *inbound
 		for reader = range acceptedBy(owner) {
 		}
-		for express := reader.conns[express]; express.rmu.TryLock(); runtime.Gosched() {
-			express.rmu.Unlock() // until it has the bytes, and waits
+		for express := reader.conns[express]; express.landMu.TryLock(); runtime.Gosched() {
+			express.landMu.Unlock() // until it has the bytes, and waits
 		}
 		closed := make(chan error, 1)
 		go func() { closed <- p.Close() }()

@@ -59,6 +59,7 @@ func TestStaleBytesAreAskedAbout(t *testing.T) {
 // asked reads the question of an owner about stale bytes.
 func asked(t *testing.T, control net.Conn, when int64) (question header) {
 	t.Helper()
+	require.NoError(t, control.SetReadDeadline(time.Now().Add(limit)))
 	question, _, err := readWord(control)
 	require.NoError(t, err)
 	require.Equal(t, uint8(kindChallenge), question.kind)
@@ -77,60 +78,39 @@ func confirmed(t *testing.T, conns [2]net.Conn, question header) {
 	require.Equal(t, uint8(session.StatusOK), ack.status)
 }
 
-// A stale message is not delivered before it was asked about.
-func TestStaleNotifsAreAskedAbout(t *testing.T) {
-	clock := testkit.NewClock()
-	b := openBy(t, clock, Config{})
-	_, _, conns := welcomed(t, b)
-	notif := header{kind: kindNotif, message: 1,
-		stamp: clock.Now() - int64(time.Second)}
-	_, err := conns[express].Write(frame(notif, []byte("stale")))
-	require.NoError(t, err)
-	asked(t, conns[control], clock.Now())
-	_ = conns[control].Close()
-	hungUp(t, "a session without control", conns[express], 0)
-	msgs := make([]driver.Message, 2)
-	n, err := b.Receive(msgs)
-	require.NoError(t, err)
-	for _, m := range msgs[:n] {
-		if m.Data != nil {
-			testkit.FatalBroken(t, "a stale message arrived: %s", m.Data)
-		}
-	}
-}
-
-// Stale word that no message follows a batch is asked about as well, before it has those behind
-// delivered.
-func TestStaleVoidsAreAskedAbout(t *testing.T) {
-	clock := testkit.NewClock()
-	b := openBy(t, clock, Config{})
-	_, _, conns := welcomed(t, b)
-	_, err := conns[express].Write(frame(header{kind: kindNotif, message: 2, stamp: clock.Now()},
-		[]byte("stale")))
-	require.NoError(t, err)
-	ack, _, err := readWord(conns[express])
-	require.NoError(t, err)
-	require.Equal(t, uint8(kindAck), ack.kind)
-	void := header{kind: kindVoid, message: 1, stamp: clock.Now() - int64(time.Second)}
-	_, err = conns[express].Write(frame(void, nil))
-	require.NoError(t, err)
-	var msgs [2]driver.Message
-	nothing := func() {
-		t.Helper()
-		n, err := b.Receive(msgs[:])
+// A stale notification, and a stale frame that says that none follows a batch, have no message
+// delivered before the peer was asked about them.
+func TestStaleNotifsAndVoidsAreAskedAbout(t *testing.T) {
+	for _, kind := range []uint8{kindNotif, kindVoid} {
+		clock := testkit.NewClock()
+		b := openBy(t, clock, Config{})
+		_, _, conns := welcomed(t, b)
+		fresh := header{kind: kindNotif, message: 2, stamp: clock.Now()} // due behind the stale one
+		stale := header{kind: kind, message: 1, stamp: clock.Now() - int64(time.Second)}
+		_, err := conns[express].Write(frame(fresh, []byte("later")))
 		require.NoError(t, err)
-		for _, m := range msgs[:n] {
-			if m.Data != nil {
-				testkit.FatalBroken(t, "a stale message arrived: %s", m.Data)
+		ack, _, err := readWord(conns[express])
+		require.NoError(t, err)
+		require.Equal(t, uint8(kindAck), ack.kind)
+		_, err = conns[express].Write(frame(stale, nil))
+		require.NoError(t, err)
+		nothing := func() {
+			t.Helper()
+			var msgs [3]driver.Message
+			n, err := b.Receive(msgs[:])
+			require.NoError(t, err)
+			for _, m := range msgs[:n] {
+				if m.Data != nil {
+					testkit.FatalBroken(t, "a stale message arrived: %s", m.Data)
+				}
 			}
 		}
+		asked(t, conns[control], clock.Now())
+		nothing()
+		_ = conns[control].Close()
+		hungUp(t, "a session without control", conns[express], 0)
+		nothing()
 	}
-	require.NoError(t, conns[control].SetReadDeadline(time.Now().Add(limit)))
-	asked(t, conns[control], clock.Now())
-	nothing()
-	_ = conns[control].Close()
-	hungUp(t, "a session without control", conns[express], 0)
-	nothing()
 }
 
 // Word that no message follows a batch says how old it is, and counts as something that a Close
@@ -139,19 +119,21 @@ func TestVoidsAreOutlived(t *testing.T) {
 	owner, near := open(t, Config{}), open(t, Config{})
 	p := dial(t, near, owner.Addr())
 	c := p.conns[express]
+	c.writeMu.Lock() // nothing is written
+	defer c.writeMu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lastSent = 0
 	p.withdrawNotif(&batch{tail: driver.NotifyTail, number: 1})
 	var h header
-	require.Equal(t, headBytes, c.posted())
-	require.NoError(t, h.decode((*[headBytes]byte)(c.queue)))
+	require.Equal(t, headBytes, c.queuedBytes())
+	require.NoError(t, h.decode((*[headBytes]byte)(c.queued)))
 	require.Equal(t, uint8(kindVoid), h.kind)
 	require.NotZero(t, h.stamp)
 	require.NotZero(t, p.lastSent)
 	p.failed = true
 	p.withdrawNotif(&batch{tail: driver.NotifyTail, number: 2})
-	require.Equal(t, headBytes, c.posted())
+	require.Equal(t, headBytes, c.queuedBytes())
 	p.failed = false
 }
 
@@ -214,7 +196,7 @@ func welcomeOnly(c net.Conn, grace time.Duration, size uint64) {
 // gone has the kernel of a backend say that the hosts of its peers acknowledge nothing more.
 func gone(b *Backend, c *testkit.Clock) {
 	since := c.Now()
-	b.kernel = func(*conn) session.Outbound {
+	b.queryOutbound = func(*conn) session.Outbound {
 		return session.Outbound{Unacked: true, Pending: true,
 			SinceAck: time.Duration(c.Now() - since)}
 	}
@@ -283,9 +265,9 @@ func TestSilenceIsNoLoss(t *testing.T) {
 		clock.Advance(failure / pulses)
 	}
 	require.False(t, lost(p), "its host answers")
-	p.conns[control].queueMu.Lock()
-	defer p.conns[control].queueMu.Unlock()
-	require.Less(t, len(p.conns[control].queue), 10*headBytes, "questions pile up")
+	p.conns[control].queuedMu.Lock()
+	defer p.conns[control].queuedMu.Unlock()
+	require.Less(t, len(p.conns[control].queued), 10*headBytes, "questions pile up")
 }
 
 // A host that is gone is given up after six times Failure where no transfer waits for it, by either
@@ -334,7 +316,7 @@ func TestGoneHostOfAnImport(t *testing.T) {
 	p := dial(t, b, openBy(t, clock, Config{}).Addr())
 	gone(b, clock)
 	p.importMu.Lock()
-	p.asked[1<<40] = make(chan imported, 1) // as if its question had gone nowhere
+	p.importAnswers[1<<40] = make(chan imported, 1) // as if its question had gone nowhere
 	p.importMu.Unlock()
 	for range 2 * pulses {
 		clock.Advance(failure / pulses)

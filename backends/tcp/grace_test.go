@@ -4,6 +4,7 @@ package tcp
 
 import (
 	"bytes"
+	"runtime"
 	"testing"
 	"time"
 
@@ -49,7 +50,7 @@ func TestRoundTripGrows(t *testing.T) {
 	after := p.grace
 	p.mu.Unlock()
 	require.Greater(t, after, grace)
-	require.LessOrEqual(t, after, p.graceTop)
+	require.LessOrEqual(t, after, p.graceMost)
 }
 
 // Of two Graces the larger counts, at both ends.
@@ -78,13 +79,6 @@ func acceptedBy(b *Backend) map[*inbound]bool {
 	return all
 }
 
-// endless makes the age limit of a peer so long that nobody waits for it.
-func endless(p *peer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.grace = int64(4 * limit)
-}
-
 // unchanged fails the test where more bytes are there than had landed.
 func unchanged(t *testing.T, mem []byte, landed int, when string) {
 	t.Helper()
@@ -93,81 +87,68 @@ func unchanged(t *testing.T, mem []byte, landed int, when string) {
 	}
 }
 
-// Close over a slow link with much on its way ends within CloseMax and a round trip of the
-// link, by the word of the owner that it has stopped, and nothing lands afterwards.
-func TestCloseOverSlowLink(t *testing.T) {
-	testkit.CheckLeaks(t)
+// A peer ends over a slow link with much on its way, by its Close or since a connection for data is
+// reset: the transfer ends by the owner's word that it has stopped, in less than the age limit, and
+// nothing lands afterwards.
+func TestEndsOverASlowLinkAreProved(t *testing.T) {
 	const n = 16 << 20
-	clock := running(t, time.Millisecond)
-	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
-	m, away := share(t, owner, n)
-	l, local := share(t, near, n)
-	link := newNetwork(t, owner)
-	p := dial(t, near, link.addr)
-	endless(p)
-	key := importKey(t, p, m)
-	link.rate.Store(1 << 20)
-	fill(local, 0xEE)
-	d := []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: key}}
-	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
-	for away[0] != 0xEE {
-		time.Sleep(time.Millisecond)
+	for why, end := range map[error]func(p *peer) error{
+		driver.ErrClosed: (*peer).Close,
+		driver.ErrPeerLost: func(p *peer) error {
+			require.NoError(t, p.conns[bulk].tcp.SetLinger(0))
+			return p.conns[bulk].tcp.Close()
+		},
+	} {
+		t.Run(why.Error(), func(t *testing.T) {
+			testkit.CheckLeaks(t)
+			clock := running(t, time.Millisecond)
+			owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
+			m, away := share(t, owner, n)
+			l, local := share(t, near, n)
+			link := newNetwork(t, owner)
+			p := dial(t, near, link.addr)
+			p.mu.Lock()
+			p.grace = int64(4 * limit)
+			p.mu.Unlock()
+			key := importKey(t, p, m)
+			link.rate.Store(1 << 20)
+			fill(local, 0xEE)
+			d := []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: key}}
+			require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
+			for away[0] != 0xEE {
+				time.Sleep(time.Millisecond)
+			}
+			link.rate.Store(16 << 10) // all the rest takes minutes
+			begin := clock.Now()
+			require.NoError(t, end(p))
+			require.ErrorIs(t, await(t, near, 1), why)
+			require.Less(t, time.Duration(clock.Now()-begin), limit, "it waited for the age limit")
+			landed := bytes.Count(away, []byte{0xEE})
+			require.Less(t, landed, n)
+			link.rate.Store(0)
+			time.Sleep(200 * time.Millisecond)
+			unchanged(t, away, landed, "after the transfer had ended")
+		})
 	}
-	link.rate.Store(16 << 10) // all the rest takes minutes
-	begin := clock.Now()
-	require.NoError(t, p.Close())
-	require.Less(t, time.Duration(clock.Now()-begin), limit, "Close waited for the age limit")
-	require.ErrorIs(t, await(t, near, 1), driver.ErrClosed)
-	landed := bytes.Count(away, []byte{0xEE})
-	require.Less(t, landed, n)
-	link.rate.Store(0)
-	time.Sleep(200 * time.Millisecond)
-	unchanged(t, away, landed, "after Close")
-}
-
-// One connection for data is reset: the transfer ends by the owner's word that it has stopped.
-func TestLossOfOneConnectionIsProved(t *testing.T) {
-	testkit.CheckLeaks(t)
-	const n = 16 << 20
-	clock := running(t, time.Millisecond)
-	owner, near := openBy(t, clock, Config{}), openBy(t, clock, Config{})
-	m, away := share(t, owner, n)
-	l, local := share(t, near, n)
-	link := newNetwork(t, owner)
-	p := dial(t, near, link.addr)
-	endless(p)
-	key := importKey(t, p, m)
-	link.rate.Store(1 << 20)
-	fill(local, 0xEE)
-	d := []driver.Desc{{Len: n, LocalKey: l.key, RemoteKey: key}}
-	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write, Descs: d}))
-	for away[0] != 0xEE {
-		time.Sleep(time.Millisecond)
-	}
-	link.rate.Store(16 << 10) // all the rest takes minutes
-	begin := clock.Now()
-	require.NoError(t, p.conns[bulk].tcp.SetLinger(0))
-	require.NoError(t, p.conns[bulk].tcp.Close())
-	require.ErrorIs(t, await(t, near, 1), driver.ErrPeerLost)
-	require.Less(t, time.Duration(clock.Now()-begin), limit, "the end waited for the age limit")
-	landed := bytes.Count(away, []byte{0xEE})
-	link.rate.Store(0)
-	time.Sleep(200 * time.Millisecond)
-	unchanged(t, away, landed, "after the transfer had ended")
 }
 
 // TestNoPieceOnceStopped: stop waits for the piece in hand, and lets none begin behind it. What an
 // owner says of itself rests on that.
 func TestNoPieceOnceStopped(t *testing.T) {
 	c, l := &conn{}, &landing{mem: make([]byte, 8)}
-	require.NoError(t, c.enter(l))
-	stopped := make(chan struct{})
+	require.NoError(t, c.beginPiece(l))
+	begun, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
+		close(begun)
 		c.stop()
 		close(stopped)
 	}()
-	require.False(t, c.over.Load() || c.rmu.TryLock(), "a piece in hand holds nothing up")
-	c.leave(l)
+	<-begun
+	for range 1000 { // so that a stop that does not wait has ended
+		runtime.Gosched()
+	}
+	require.False(t, c.stopped.Load() || c.landMu.TryLock(), "a piece in hand holds nothing up")
+	c.endPiece(l)
 	<-stopped
-	require.ErrorIs(t, c.enter(l), errOver)
+	require.ErrorIs(t, c.beginPiece(l), errStopped)
 }

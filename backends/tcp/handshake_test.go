@@ -396,7 +396,7 @@ func handFed(t *testing.T, b *Backend) (g *inbound, c *conn, write func(number u
 	m, _ := share(t, b, 64)
 	g = newInbound(b, 2)
 	g.ages.begin(b.cfg.Grace, 0)
-	c = &conn{b: b, end: g, index: express, tls: true}
+	c = &conn{b: b, side: g, index: express, tls: true}
 	c.in.chunk = b.chunks.get()
 	write = func(number uint64) error {
 		c.in.from, c.in.to = 0, 8 // the payload

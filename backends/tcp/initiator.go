@@ -10,14 +10,17 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Can implements driver.Peer.
-func (p *peer) Can() driver.Can { return can }
+// What the initiator does for a batch, in the order of its life: Submit, putNext, payloadSent,
+// onAck, completeIfOver. p.mu guards the batches of a peer and their parts.
 
 const can = driver.CanPattern | driver.CanNotify
 
-// Submit implements driver.Peer. The batch is checked, copied and put into a queue, from which the
-// writing goroutines of connections cut parts (next). A part is over once it is written (sent) and
-// the owner has acknowledged it (onAck), and the batch with its last part (settle).
+// Can implements driver.Peer.
+func (p *peer) Can() driver.Can { return can }
+
+// Submit implements driver.Peer. It checks the batch, copies it and puts it into a queue, from
+// which the connections cut parts (putNext). A part is over once its bytes are read (payloadSent)
+// and the owner has acknowledged it (onAck), and the batch with its last part (completeIfOver).
 func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err := b.Check(can); err != nil {
 		return err
@@ -40,7 +43,27 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	err := x.prepare(p, tag, b)
 	large := x.bytes > inlineMax
 	if err == nil {
-		err = p.enqueue(x, large)
+		p.mu.Lock()
+		switch {
+		case p.failed:
+			err = driver.ErrPeerLost
+		case x.tail == driver.NotifyTail && p.credit == 0:
+			p.submitWaitsForCredit = true
+			err = driver.ErrFull
+		default:
+			if x.tail == driver.NotifyTail { // one place among the owner's messages
+				p.credit--
+				p.messages++
+				x.number = p.messages
+			}
+			p.byTag[x.tag] = x
+			if large {
+				p.large.push(x)
+			} else {
+				p.small.push(x)
+			}
+		}
+		p.mu.Unlock()
 	}
 	if err != nil {
 		x.reset()
@@ -49,42 +72,18 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 		return err
 	}
 	if !large {
-		p.conns[express].kick(false) // this goroutine writes it, where the socket has room
+		p.conns[express].startWriting(false) // by this goroutine, as far as the socket has room
 		return nil
 	}
 	for i := min(bulk, len(p.conns)-1); i < len(p.conns); i++ {
-		p.conns[i].kick(true)
+		p.conns[i].startWriting(true)
 	}
 	return nil
 }
 
-// enqueue puts a batch in its queue, and reserves the place of its notification at the owner.
-func (p *peer) enqueue(x *batch, large bool) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.failed {
-		return driver.ErrPeerLost
-	}
-	if x.tail == driver.NotifyTail {
-		if p.credit == 0 {
-			p.starved = true
-			return driver.ErrFull
-		}
-		p.credit--
-		p.messages++
-		x.number = p.messages
-	}
-	p.byTag[x.tag] = x
-	if large {
-		p.large.push(x)
-	} else {
-		p.small.push(x)
-	}
-	return nil
-}
-
-// turnOf returns the batch of which a connection sends the next part; p.mu is held.
-func (p *peer) turnOf(c *conn) *batch {
+// batchFor returns the batch of which a connection sends the next part; nil: none.
+// Preconditions: p.mu is held.
+func (p *peer) batchFor(c *conn) *batch {
 	if c.index == express && p.small.first != nil {
 		return p.small.first
 	}
@@ -94,32 +93,33 @@ func (p *peer) turnOf(c *conn) *batch {
 	return p.large.first
 }
 
-// part is what one frame carries of a batch: pieces of one pair of memories. It is on its
-// connection's in-flight table until the owner has acknowledged it.
+// part is what one frame carries of a batch: pieces of one pair of memories, or its notification.
+// It is in the table of its connection until it is over.
 type part struct {
-	batch *batch // nil: free
-	turn  uint32 // how often the place was used
-	first int    // piece; the part begins at skip in it
-	skip  uint64
-	n     uint64
-	v     int
-	notif bool // it is a notification, and n is 0
+	batch *batch // nil: this place of the table is free
+	use   uint32 // how many parts have had this place
+	first int    // the piece with which the part begins
+	skip  uint64 // bytes of that piece that an earlier part has
+	n     uint64 // bytes; 0: a notification
+	pair  int    // index into batch.pairs
+	notif bool
 
-	// A part is over when both are so. Most often the first comes first, but the goroutine that
-	// wrote the last bytes may be slower than the owner, and a malicious owner may say anything.
-	out    bool // no goroutine reads of the batch to send it
+	// A part is over when it is both sent and acknowledged. Most often it is sent first, but the
+	// goroutine that writes may be slower than the owner, and a malicious owner may say anything.
+	sent   bool // no goroutine reads memory of the batch to send it
 	acked  bool
 	status session.Status
 }
 
-// inFlight is the in-flight table: the parts of one connection. p.mu guards them.
-type inFlight struct {
-	parts  []part
-	free   []uint32
-	flying uint64 // bytes
+// partTable has the parts of one connection that are not over.
+type partTable struct {
+	parts []part
+	free  []uint32 // indices of places
+	bytes uint64   // of all parts, which Config.Flight bounds
 }
 
-func (k *inFlight) open(q part) (id uint64) {
+// add returns an id, which the frame carries and the owner repeats.
+func (k *partTable) add(q part) (id uint64) {
 	var i uint32
 	if n := len(k.free); n > 0 {
 		i, k.free = k.free[n-1], k.free[:n-1]
@@ -127,84 +127,85 @@ func (k *inFlight) open(q part) (id uint64) {
 		i = uint32(len(k.parts))
 		k.parts = append(k.parts, part{})
 	}
-	q.turn = k.parts[i].turn + 1
+	q.use = k.parts[i].use + 1
 	k.parts[i] = q
-	k.flying += q.n
-	q.batch.flying++
-	return uint64(q.turn)<<32 | uint64(i)
+	k.bytes += q.n
+	q.batch.partsUnacked++
+	return uint64(q.use)<<32 | uint64(i)
 }
 
-// at returns the part of an id; nil: the peer made it up.
-func (k *inFlight) at(id uint64) *part {
+// find returns the part of an id; nil: the owner made the id up.
+func (k *partTable) find(id uint64) *part {
 	i := id & math.MaxUint32
-	if i >= uint64(len(k.parts)) || k.parts[i].batch == nil || k.parts[i].turn != uint32(id>>32) {
+	if i >= uint64(len(k.parts)) || k.parts[i].batch == nil || k.parts[i].use != uint32(id>>32) {
 		return nil
 	}
 	return &k.parts[i]
 }
 
-// next implements end: it cuts the next part off a batch that waits, and puts its frame into the
-// chunk. The bytes of a Write follow: the connection walks out.src. A frame has one table, of one
-// pair of memories, or a fragment of a pattern.
-func (p *peer) next(c *conn) bool {
+// putNext implements side: it cuts the next part off the first batch in the queue, and puts its
+// frame into the chunk: a table of entries of one pair of memories, or a fragment of a pattern. The
+// bytes of a Write follow as c.out.payload.
+func (p *peer) putNext(c *conn) bool {
 	if c.index == control {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	x := p.turnOf(c)
+	x := p.batchFor(c)
 	if x == nil || p.failed {
 		return false
 	}
-	if x.i == x.count { // a notification alone
+	if x.piece == x.count { // the batch is a notification without bytes
 		x.queue.remove(x)
 		p.sendNotif(x)
-		return true // it is queued, and goes next
+		return true // takeQueued sends it
 	}
-	k := &p.flight[c.index]
-	if k.flying > 0 && k.flying+min(partBytes, x.bytes) > uint64(p.b.cfg.Flight) {
+	k := &p.parts[c.index]
+	if k.bytes > 0 && k.bytes+min(partBytes, x.bytes) > uint64(p.b.cfg.Flight) {
 		return false
 	}
-	q := part{batch: x, first: x.i, skip: x.off, out: x.op == driver.Read}
-	for x.entry == 0 && !x.views[x.v].shows(&x.descs[x.i]) {
-		x.v++
+	q := part{batch: x, first: x.piece, skip: x.pieceOff, sent: x.op == driver.Read}
+	for x.entryLen == 0 && !x.pairs[x.pairAt].matches(&x.descs[x.piece]) {
+		x.pairAt++
 	}
-	q.v = x.v
-	v, o := &x.views[x.v], &c.out
-	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket, stamp: p.stamp()}
+	q.pair = x.pairAt
+	v, o := &x.pairs[x.pairAt], &c.out
+	h := header{kind: kindWrite, key: v.remote.key, ticket: v.remote.ticket, stamp: p.ownerTime()}
 	if x.op == driver.Read {
 		h.kind = kindRead
 	} else if x.tail != driver.NoTail {
 		h.message = x.number
 	}
 	start := o.chunk.n
-	o.put(&h) // the place: what it says comes later
-	if x.entry > 0 {
+	o.putHead(&h) // takes the room; the head is written again when all of it is known
+	if x.entryLen > 0 {
 		h.flags |= flagPattern
 		q.n, h.count = x.cutPattern(o)
 	} else {
 		q.n, h.count = x.cutTable(o, v)
 	}
 	h.length = h.table()
-	x.sent++
-	h.id = k.open(q)
+	x.partsSent++
+	h.id = k.add(q)
 	if x.op == driver.Write {
-		x.unread++
+		x.partsUnread++
 		h.length += uint32(q.n)
-		o.src = source{mem: v.local.seg.Mem, id: h.id, open: true, ranges: x.locals(&q)}
+		o.payload = payload{mem: v.local.seg.Mem, id: h.id, unfinished: true,
+			ranges: x.localRanges(&q)}
 		p.lastSent = p.b.clock.Now()
 	}
 	h.append(o.chunk.mem[start:start])
-	if x.i == x.count { // its notification follows when all of it is read: see sent
+	if x.piece == x.count { // payloadSent sends its notification
 		x.queue.remove(x)
 	}
 	return true
 }
 
-// locals walks the local side of a part.
-func (x *batch) locals(q *part) ranges {
+// localRanges returns the ranges of a part in local memory.
+func (x *batch) localRanges(q *part) ranges {
 	r := ranges{left: q.n}
-	if x.entry > 0 {
+	if x.entryLen > 0 {
 		r.walkPattern(&x.pattern, &x.pattern.Local, q.first, q.skip)
 	} else {
 		r.descs, r.i, r.skip = x.descs, q.first, q.skip
@@ -212,18 +213,18 @@ func (x *batch) locals(q *part) ranges {
 	return r
 }
 
-// cutTable writes the owner's side of descriptors until the part is full, or another pair of
-// memories comes. Neighbours become one entry.
-func (x *batch) cutTable(o *sender, v *view) (bytes uint64, entries uint32) {
+// cutTable appends a table of entries to the chunk: the owner's side of descriptors, until the part
+// is full or a descriptor is of another pair of memories. Adjacent descriptors become one entry.
+func (x *batch) cutTable(o *sender, v *pair) (bytes uint64, entries uint32) {
 	var off, n uint64 // of the entry under way
 	b := o.chunk.mem[:o.chunk.n]
-	for x.i < x.count && bytes < partBytes {
-		d := &x.descs[x.i]
-		if !v.shows(d) {
+	for x.piece < x.count && bytes < partBytes {
+		d := &x.descs[x.piece]
+		if !v.matches(d) {
 			break
 		}
-		k := min(d.Len-x.off, partBytes-bytes)
-		if n > 0 && off+n == d.Remote+x.off {
+		k := min(d.Len-x.pieceOff, partBytes-bytes)
+		if n > 0 && off+n == d.Remote+x.pieceOff {
 			n += k
 		} else {
 			if n > 0 {
@@ -234,11 +235,11 @@ func (x *batch) cutTable(o *sender, v *view) (bytes uint64, entries uint32) {
 				n = 0
 				break
 			}
-			off, n = d.Remote+x.off, k
+			off, n = d.Remote+x.pieceOff, k
 		}
 		bytes += k
-		if x.off += k; x.off == d.Len {
-			x.i, x.off = x.i+1, 0
+		if x.pieceOff += k; x.pieceOff == d.Len {
+			x.piece, x.pieceOff = x.piece+1, 0
 		}
 	}
 	if n > 0 {
@@ -249,82 +250,84 @@ func (x *batch) cutTable(o *sender, v *view) (bytes uint64, entries uint32) {
 	return bytes, entries
 }
 
-// sendNotif queues the notification of a batch, of which all parts are on their way; p.mu is held.
+// sendNotif queues the notification of a batch, all parts of which are sent.
+// Preconditions: p.mu is held.
 func (p *peer) sendNotif(x *batch) {
 	c := p.conns[express]
-	h := header{kind: kindNotif, count: x.sent, message: x.number, stamp: p.stamp()}
-	h.id = p.flight[express].open(part{batch: x, notif: true, out: true})
-	c.post(&h, x.msg)
+	h := header{kind: kindNotif, count: x.partsSent, message: x.number, stamp: p.ownerTime()}
+	h.id = p.parts[express].add(part{batch: x, notif: true, sent: true})
+	c.queueFrame(&h, x.msg)
 	p.lastSent = p.b.clock.Now()
 }
 
-// sent implements end: what follows the head of a Write is read. Where our memory has faulted, what
-// the owner got in its place are zeros, and it takes them for bytes: so no notification was sent
-// before all was read.
-func (p *peer) sent(c *conn) {
+// payloadSent implements side: the bytes of a part of a Write are read. If reading them faulted,
+// the owner got zeros in their place and cannot tell. So the notification of the batch is sent only
+// now, when the bytes of all parts are read and none has faulted.
+func (p *peer) payloadSent(c *conn) {
 	p.mu.Lock()
-	if q := p.flight[c.index].at(c.out.src.id); q != nil {
+	if q := p.parts[c.index].find(c.out.payload.id); q != nil {
 		x := q.batch
-		q.out = true
-		x.unread--
-		if err := c.out.src.status.Err(); err != nil {
-			p.drop(x, err)
+		q.sent = true
+		x.partsUnread--
+		if err := c.out.payload.status.Err(); err != nil {
+			p.failBatch(x, err)
 		}
-		if x.queue == nil && x.unread == 0 && x.tail != driver.NoTail && !p.failed {
+		if x.queue == nil && x.partsUnread == 0 && x.tail != driver.NoTail && !p.failed {
 			if x.err == nil {
 				p.sendNotif(x)
 			} else {
 				p.withdrawNotif(x)
 			}
 		}
-		p.endPart(c, q, c.out.src.id)
+		p.endPart(c, q, c.out.payload.id)
 	}
 	p.mu.Unlock()
 	p.b.wakeForDone()
 	if c.index != express {
-		p.conns[express].kickAnswers() // its notification, perhaps
+		p.conns[express].writeQueued() // perhaps its notification
 	}
 }
 
-// onAck takes word that a part is in place. It reports false for one that the peer made up.
+// onAck handles the acknowledgement of a part. It reports false for an id that the owner made up.
 func (p *peer) onAck(c *conn, h *header) bool {
 	p.mu.Lock()
-	q := p.flight[c.index].at(h.id)
+	q := p.parts[c.index].find(h.id)
 	if q == nil || q.acked {
 		p.mu.Unlock()
 		return false
 	}
 	q.acked, q.status = true, session.Status(h.status)
 	p.endPart(c, q, h.id)
-	more := p.turnOf(c) != nil
+	more := p.batchFor(c) != nil
 	p.mu.Unlock()
 	p.b.wakeForDone()
-	if more { // there may be room for it now
-		c.kick(c.index != express)
+	if more { // Config.Flight may have room for it now
+		c.startWriting(c.index != express)
 	}
-	p.conns[express].kickAnswers()
+	p.conns[express].writeQueued()
 	return true
 }
 
-// endPart takes a part out of the in-flight table if it is over; p.mu is held.
+// endPart takes a part out of its table if it is over.
+// Preconditions: p.mu is held.
 func (p *peer) endPart(c *conn, q *part, id uint64) {
-	if !q.out || !q.acked {
+	if !q.sent || !q.acked {
 		return
 	}
-	x, k := q.batch, &p.flight[c.index]
+	x, k := q.batch, &p.parts[c.index]
 	if err := q.status.Err(); err != nil {
-		p.drop(x, err)
+		p.failBatch(x, err)
 	}
-	k.flying -= q.n
-	x.flying--
+	k.bytes -= q.n
+	x.partsUnacked--
 	q.batch = nil
 	k.free = append(k.free, uint32(id))
-	p.settle(x)
+	p.completeIfOver(x)
 }
 
-// drop takes a batch out of its queue for a reason; p.mu is held. The owner is told that no
-// notification follows.
-func (p *peer) drop(x *batch, why error) {
+// failBatch makes an error that of the batch, unless it has one, and cuts no more parts off it.
+// Preconditions: p.mu is held.
+func (p *peer) failBatch(x *batch, why error) {
 	if x.err == nil {
 		x.err = why
 	}
@@ -334,28 +337,30 @@ func (p *peer) drop(x *batch, why error) {
 	}
 }
 
-// withdrawNotif takes a notification back that was not sent; p.mu is held. The owner gives its
-// place back, and delivers those behind it: so this counts as something that lets bytes land.
+// withdrawNotif tells the owner that no notification follows the batch. The owner then delivers the
+// messages behind that one: so lastSent counts this frame too.
+// Preconditions: p.mu is held.
 func (p *peer) withdrawNotif(x *batch) {
 	if x.tail == driver.NoTail || p.failed {
 		return
 	}
 	x.tail = driver.NoTail
-	p.conns[express].post(&header{kind: kindVoid, count: x.sent, message: x.number,
-		stamp: p.stamp()}, nil)
+	p.conns[express].queueFrame(&header{kind: kindVoid, count: x.partsSent, message: x.number,
+		stamp: p.ownerTime()}, nil)
 	p.lastSent = p.b.clock.Now()
 }
 
-// settle completes a batch of which nothing waits or is on its way; p.mu is held. Its caller wakes
-// the backend once that is not.
-func (p *peer) settle(x *batch) {
-	if x.queue == nil && x.flying == 0 && p.byTag[x.tag] == x {
+// completeIfOver completes a batch that is not in a queue and has no part left. The caller wakes
+// the program once it has unlocked p.mu. Preconditions: p.mu is held.
+func (p *peer) completeIfOver(x *batch) {
+	if x.queue == nil && x.partsUnacked == 0 && p.byTag[x.tag] == x {
 		delete(p.byTag, x.tag)
 		p.complete(x)
 	}
 }
 
-// complete gives a batch back before its place among the completions can come free.
+// complete queues the completion of a batch. It frees the batch first, since with the completion
+// polled another Submit may need one.
 func (p *peer) complete(x *batch) {
 	tag, err := x.tag, x.err
 	x.reset()
@@ -363,36 +368,38 @@ func (p *peer) complete(x *batch) {
 	p.b.done.Push(tag, err)
 }
 
-// target says where the bytes of a Read go. It reports false for a part that the peer made up.
-func (p *peer) target(c *conn, h *header) (l *landing, ok bool) {
+// readTarget returns where the bytes of a part of a Read land. It reports false for an id that the
+// owner made up.
+func (p *peer) readTarget(c *conn, h *header) (l *landing, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	q := p.flight[c.index].at(h.id)
+	q := p.parts[c.index].find(h.id)
 	if q == nil || q.notif || q.batch.op != driver.Read || q.n != uint64(h.length) {
 		return nil, false
 	}
 	x := q.batch
-	seg := &x.views[q.v].local.seg
+	seg := &x.pairs[q.pair].local.seg
 	l = &c.in.land
-	*l = landing{mem: seg.Mem, shared: seg.Shared, cancel: &x.dropped, ranges: x.locals(q)}
+	*l = landing{mem: seg.Mem, shared: seg.Shared, cancelled: &x.cancelled,
+		ranges: x.localRanges(q)}
 	return l, true
 }
 
-// landed takes word of the bytes of a Read, which is over when its acknowledgement comes. It fails
-// if its memory has faulted.
-func (p *peer) landed(c *conn, id uint64, status session.Status) {
+// onReadLanded fails a Read whose local memory has faulted. The part is over when the owner's
+// acknowledgement comes.
+func (p *peer) onReadLanded(c *conn, id uint64, status session.Status) {
 	if status == session.StatusOK {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if q := p.flight[c.index].at(id); q != nil {
-		p.drop(q.batch, status.Err())
+	if q := p.parts[c.index].find(id); q != nil {
+		p.failBatch(q.batch, status.Err())
 	}
 }
 
-// Cancel implements driver.Peer. What is on its way comes to its end: that it is
-// acknowledged proves that nothing more of it lands.
+// Cancel implements driver.Peer. Parts that are sent go on: that the owner acknowledges them proves
+// that nothing of them lands later. Bytes of a Read that still come go nowhere.
 func (p *peer) Cancel(tag uint64) {
 	p.mu.Lock()
 	x := p.byTag[tag]
@@ -401,13 +408,13 @@ func (p *peer) Cancel(tag uint64) {
 		return
 	}
 	if x.op == driver.Read {
-		x.dropped.Store(true)
+		x.cancelled.Store(true)
 	}
 	if x.op == driver.Read || x.queue != nil {
-		p.drop(x, driver.ErrAborted)
+		p.failBatch(x, driver.ErrAborted)
 	}
-	p.settle(x)
+	p.completeIfOver(x)
 	p.mu.Unlock()
 	p.b.wakeForDone()
-	p.conns[express].kickAnswers()
+	p.conns[express].writeQueued()
 }

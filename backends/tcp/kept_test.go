@@ -34,15 +34,15 @@ func TestAnswersToAPeerThatDoesNotRead(t *testing.T) {
 	answer := make([]byte, b.cfg.MessageMax)
 	for ready := true; ready; { // until the kernel takes no more, now and then a little later
 		for err == nil {
-			require.Less(t, g.conns[control].posted(), postedMax+bodyMax)
-			err = b.Answer(g.conn, answer)
+			require.Less(t, g.conns[control].queuedBytes(), queuedMax+bodyMax)
+			err = b.Answer(g.connID, answer)
 		}
 		require.ErrorIs(t, err, driver.ErrFull)
 		ready, err = b.Arm()
 		require.NoError(t, err)
 	}
 	go func() { _, _ = io.Copy(io.Discard, c) }()
-	require.Eventually(t, func() bool { return b.Answer(g.conn, answer) == nil }, limit,
+	require.Eventually(t, func() bool { return b.Answer(g.connID, answer) == nil }, limit,
 		time.Millisecond)
 	poll := [1]unix.PollFd{{Fd: int32(b.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(poll[:], int(limit.Milliseconds()))
@@ -55,17 +55,17 @@ func TestConfirmationsToAnOwnerThatDoesNotRead(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
 	p := dial(t, b, owner.Addr())
 	c := p.conns[control]
-	c.wmu.Lock() // nothing is written
-	for range postedMax {
+	c.writeMu.Lock() // nothing is written
+	for range queuedMax {
 		p.confirm(c, &header{id: 1})
 	}
-	require.LessOrEqual(t, c.posted(), postedMax+headBytes)
-	c.wmu.Unlock()
+	require.LessOrEqual(t, c.queuedBytes(), queuedMax+headBytes)
+	c.writeMu.Unlock()
 }
 
 // TestReadsThatWaitAreBounded by bytes, and come out as they went in.
 func TestReadsThatWaitAreBounded(t *testing.T) {
-	var s reads
+	var s readQueue
 	body := make([]byte, entriesMax*entryBytes)
 	var next, due uint64
 	push := func(n int) bool {

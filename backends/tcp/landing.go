@@ -12,17 +12,21 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// landing is where a payload goes.
+// landing is where the payload of one frame goes: that of a Write, at the owner, or the bytes of a
+// Read, at the initiator. It lands in pieces, each between beginPiece and endPiece.
 type landing struct {
 	ranges
-	mem    []byte        // nil: nowhere
-	shared driver.Shared // of mem; nil: foreign memory
-	owner  *inbound
-	m      *memory // of the owner, whose gate is held by each piece
-	ticket uint64
-	stamp  int64
+	mem    []byte        // nil: the bytes go nowhere
+	shared driver.Shared // of mem; nil: mem is not shared memory
 	status session.Status
-	cancel *atomic.Bool // of a Read of ours
+
+	// At the owner: the connection, and the memory, ticket and time that the Write names.
+	inbound *inbound
+	owned   *memory
+	ticket  uint64
+	stamp   int64
+
+	cancelled *atomic.Bool // at the initiator: the batch is cancelled
 }
 
 // Why a piece does not land now.
@@ -31,28 +35,29 @@ var (
 	errUnwanted = errors.New("these bytes go nowhere")
 )
 
-// handMax is how many bytes are copied behind one look: a process that is stopped right after
-// it copies them when it goes on.
-const handMax = 16 << 10
+// pieceMax bounds a piece that is copied from the chunk. A process that is stopped right behind
+// beginPiece copies that much when it goes on.
+const pieceMax = 16 << 10
 
-// enter begins a piece, which lands before leave, unless there is an error. What it looks at stays
-// so meanwhile: the connection is not over (stop waits), the memory has this ticket (Revoke waits),
-// and its pages are not replaced. The age comes last, since for the others it may wait.
-func (c *conn) enter(l *landing) error {
-	c.rmu.Lock()
-	if c.over.Load() {
-		c.rmu.Unlock()
-		return errOver
+// beginPiece checks whether a piece may land, and keeps it so until endPiece: the connection is not
+// stopped (conn.stop waits for landMu), the memory has this ticket (Revoke waits for its gate), and
+// the pages of the memory are not replaced. The age is checked last, since the other checks may
+// wait. After an error endPiece must not follow.
+func (c *conn) beginPiece(l *landing) error {
+	c.landMu.Lock()
+	if c.stopped.Load() {
+		c.landMu.Unlock()
+		return errStopped
 	}
-	if l.mem == nil || l.cancel != nil && l.cancel.Load() {
-		c.rmu.Unlock()
+	if l.mem == nil || l.cancelled != nil && l.cancelled.Load() {
+		c.landMu.Unlock()
 		return errUnwanted
 	}
-	if l.m != nil {
-		testpoint.At("tcp: received") // nothing is checked for these bytes
-		if !l.m.enter(l.ticket) {
+	if l.owned != nil {
+		testpoint.At("tcp: received") // neither ticket nor age of these bytes is checked
+		if !l.owned.enterGate(l.ticket) {
 			l.mem, l.status = nil, session.StatusRevoked
-			c.rmu.Unlock()
+			c.landMu.Unlock()
 			return errUnwanted
 		}
 		testpoint.At("tcp: ticket") // the gate is held, the age not checked
@@ -60,9 +65,9 @@ func (c *conn) enter(l *landing) error {
 	if l.shared != nil {
 		l.shared.Enter()
 	}
-	if l.m != nil {
-		if !l.owner.fresh(l.stamp) {
-			c.leave(l)
+	if l.owned != nil {
+		if !l.inbound.freshOrAsk(l.stamp) {
+			c.endPiece(l)
 			return errStale
 		}
 		testpoint.At("tcp: checked") // the piece is about to land
@@ -70,21 +75,22 @@ func (c *conn) enter(l *landing) error {
 	return nil
 }
 
-func (c *conn) leave(l *landing) {
-	if l.m != nil {
+// endPiece ends what beginPiece keeps.
+func (c *conn) endPiece(l *landing) {
+	if l.owned != nil {
 		testpoint.At("tcp: landed") // the gate is still held
 	}
 	if l.shared != nil {
 		l.shared.Leave()
 	}
-	if l.m != nil {
-		l.m.leave()
+	if l.owned != nil {
+		l.owned.leaveGate()
 	}
-	c.rmu.Unlock()
+	c.landMu.Unlock()
 }
 
-// aim lists the next bytes that the kernel may put in place. It reports false where there are none.
-func (l *landing) aim(v *vector) bool {
+// listDirect lists the next runs that the kernel may fill. It reports false where there are none.
+func (l *landing) listDirect(v *vector) bool {
 	ahead := l.ranges
 	for l.mem != nil && v.n < vectorMax-1 && ahead.left > 0 {
 		off, n := ahead.next()
@@ -97,9 +103,9 @@ func (l *landing) aim(v *vector) bool {
 	return v.sum > 0
 }
 
-// place copies bytes to where they go.
-// Preconditions: enter has succeeded.
-func (l *landing) place(rest []byte) (err error) {
+// copyIn copies a piece to its place.
+// Preconditions: beginPiece has returned nil.
+func (l *landing) copyIn(rest []byte) (err error) {
 	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 	ahead := prefetcher{l.ranges, l.mem}
 	ahead.fetch(prefetchAhead)

@@ -21,7 +21,7 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// listen opens our port and fills in where peers find it.
+// listen opens the port, and puts the places where peers find it into address.
 func (b *Backend) listen() error {
 	host, low, high, err := parseListen(b.cfg.Listen)
 	if err != nil {
@@ -95,11 +95,11 @@ func ownHosts(bound netip.Addr) (list []string) {
 	return list
 }
 
-// nearBuffer is the send buffer of a connection within this host: its pages stay in a cache as they
-// come round, which is worth a third. For other peers the kernel finds a size as it goes.
+// nearBuffer is the send buffer of a connection within this host: its pages are used again while a
+// cache still holds them, which is worth a third. Between hosts the kernel chooses the size.
 const nearBuffer = 384 << 10
 
-// setSocketOptions has the kernel see to what pulse cannot: see session.KeepAlive.
+// setSocketOptions sets keepalive probes (session.KeepAlive) and the send buffer.
 func (b *Backend) setSocketOptions(tcp *net.TCPConn) {
 	session.KeepAlive(tcp, b.cfg.Failure)
 	near, _ := tcp.LocalAddr().(*net.TCPAddr)
@@ -109,25 +109,25 @@ func (b *Backend) setSocketOptions(tcp *net.TCPConn) {
 	}
 }
 
-// welcome begins to hear a connection.
-func (b *Backend) welcome(conn net.Conn, v *session.Visit) bool {
+// acceptStranger starts the handshake of a connection that the lobby has let in.
+func (b *Backend) acceptStranger(conn net.Conn, v *session.Visit) bool {
 	return b.tasks.Start(func() { b.handshake(conn.(*net.TCPConn), v) })
 }
 
-// handshake opens a connection, for as long as Config.Handshake, from when it has a place. One that
-// says anything but what a peer says is told nothing.
+// handshake reads the first frame of a connection and answers it, within Config.Handshake from when
+// the lobby has a place for it. A connection that breaks the protocol is closed without an answer.
 func (b *Backend) handshake(tcp *net.TCPConn, v *session.Visit) {
 	if !v.Wait() {
 		return
 	}
 	defer v.Leave()
-	// Time in which we are kept off our processors is not the other side's.
+	// Time in which this process is kept off its processors does not count.
 	limit := clock.AfterRunning(b.clock, b.cfg.Handshake, func() {
 		_ = tcp.SetDeadline(time.Unix(1, 0)) // fails only where it is closed
 	})
 	defer limit.Stop()
 	b.setSocketOptions(tcp)
-	secure, err := b.answer(context.Background(), tcp)
+	secure, err := b.secureAnswer(context.Background(), tcp)
 	if err == nil {
 		err = b.firstFrame(tcp, v, secure, limit)
 	}
@@ -139,9 +139,9 @@ func (b *Backend) handshake(tcp *net.TCPConn, v *session.Visit) {
 	}
 }
 
-// refuse answers a hello of another version with a frame of ours: each version reads the version
-// of a frame first, so the peer can name both. Then it reads what the peer has said, since
-// a connection that is closed with bytes unread is reset, and the answer with it.
+// refuse answers a hello of another version with a frame of this one: every version reads the
+// version of a frame first, so the peer's error can name both. Then it reads what the peer has
+// sent, since a connection that is closed with unread bytes is reset, and its answer lost.
 func refuse(tcp *net.TCPConn, secure net.Conn) {
 	answer := header{kind: kindWelcome, status: uint8(session.StatusFailed)}
 	if writeFrame(secure, answer, nil) == nil && tcp.CloseWrite() == nil {
@@ -153,7 +153,7 @@ func (b *Backend) firstFrame(tcp *net.TCPConn, v *session.Visit, secure net.Conn
 	limit clock.Timer) error {
 	h, body, err := readFrame(secure, kindHello, kindJoin)
 	if err != nil {
-		return err // without a word, but to a peer of another version
+		return err // without an answer, but for refuse
 	}
 	var g *inbound
 	index := control
@@ -187,32 +187,32 @@ func (b *Backend) firstFrame(tcp *net.TCPConn, v *session.Visit, secure net.Conn
 		g.end(true)
 		return err
 	}
-	c.run()
+	c.startReading()
 	return nil
 }
 
-// onHello makes the owner's end of a new peer. One that asks for several times as many connections
-// as we open ourselves takes as many places of Config.PeersMax.
+// onHello makes the inbound of a new peer. A peer that wants several times as many connections as
+// this backend opens to a peer takes as many places of Config.PeersMax.
 func (b *Backend) onHello(h *header, from session.Host, body []byte) (*inbound, error) {
 	if len(body) > 64 || h.count < bulk || h.count > 1+connsMax {
 		return nil, fmt.Errorf("a hello of %d bytes for %d connections: %w",
 			len(body), h.count, driver.ErrCorrupt)
 	}
 	if subtle.ConstantTimeCompare(body, b.address.proof()) != 1 {
-		return nil, driver.ErrPeerLost // it means a backend that is gone, and we have its port
+		return nil, driver.ErrPeerLost // it is for an earlier backend at this port
 	}
 	g := newInbound(b, int(h.count))
 	g.host = from
 	g.ages.begin(b.cfg.Grace, time.Duration(min(h.ticket, uint64(graceMax))))
-	g.room, g.answerMax = int(min(h.id, creditMax)), int(min(h.key, messageLimit))
+	g.answerRoom, g.answerMax = int(min(h.id, creditMax)), int(min(h.key, messageLimit))
 	_, _ = rand.Read(g.secret[:]) // never fails: it ends the program instead
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return nil, driver.ErrPeerLost
 	}
-	ours := max(b.cfg.Conns, ConnsDefault)
-	g.places = min((len(g.conns)-1+ours-1)/ours, b.byHost.Share(from))
+	usual := max(b.cfg.Conns, ConnsDefault)
+	g.places = min((len(g.conns)-1+usual-1)/usual, b.byHost.Share(from))
 	if fits, _ := b.byHost.Fits(from, g.places); !fits {
 		return nil, driver.ErrFull
 	}
@@ -220,13 +220,13 @@ func (b *Backend) onHello(h *header, from session.Host, body []byte) (*inbound, 
 	for g.session = newTicket(); b.accepted[g.session] != nil; {
 		g.session = newTicket()
 	}
-	b.accepted[g.session], b.byConn[g.conn] = g, g
-	g.limit = clock.AfterRunning(b.clock, b.cfg.Handshake, g.expire)
+	b.accepted[g.session], b.acceptedByConn[g.connID] = g, g
+	g.joinTimer = clock.AfterRunning(b.clock, b.cfg.Handshake, g.expire)
 	return g, nil
 }
 
-// onJoin finds the peer that one more connection belongs to, which shows that it knows the
-// secret of the first.
+// onJoin returns the inbound that one more connection belongs to. The connection shows that it
+// knows the secret which the first was told.
 func (b *Backend) onJoin(h *header, secret []byte) (*inbound, error) {
 	b.mu.Lock()
 	g := b.accepted[h.id]
@@ -240,18 +240,20 @@ func (b *Backend) onJoin(h *header, secret []byte) (*inbound, error) {
 	return g, nil
 }
 
-// forget forgets an inbound that has ended. left: nothing that it sent is to be received.
-func (b *Backend) forget(g *inbound, left bool) {
+// forget removes an inbound that has ended. free says that its places are free as well: the program
+// has received all of its messages.
+func (b *Backend) forget(g *inbound, free bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.accepted, g.session)
-	delete(b.byConn, g.conn)
-	if left {
+	delete(b.acceptedByConn, g.connID)
+	if free {
 		b.byHost.Add(g.host, -g.places)
 	}
 }
 
-// freePlaces makes the place of an inbound free that has ended, once all that it sent is received.
+// freePlaces frees the places of a forgotten inbound, when the program has received all its
+// messages.
 func (b *Backend) freePlaces(g *inbound) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -21,17 +21,17 @@ type memory struct {
 	epoch uint64 // the generation of the key
 	seg   driver.Segment
 
-	// gate is held for reading by each piece that a peer has land here, or be read from
-	// here; never while a goroutine waits for a peer. A piece looks at ticket behind it, so
-	// that a goroutine that takes gate once a ticket has changed knows that no piece of before is
-	// left.
+	// gate is held for reading while a piece lands here for a peer, or is read for one, and never
+	// while a goroutine waits for a peer. The ticket of the piece is checked while the gate is
+	// held: who holds the gate for writing after the ticket has changed knows that no earlier piece
+	// is left.
 	gate   sync.RWMutex
-	ticket atomic.Uint64 // 64 bits, which a peer learns for the token
+	ticket atomic.Uint64 // 64 random bits, which a peer is told if it has the token
 
-	mu      sync.Mutex // a leaf; guards what follows, and changes of ticket
+	mu      sync.Mutex // guards what follows, and changes of ticket; no lock is taken under it
 	revoked bool
-	proved  bool          // no piece is left, and the key may be another memory's
-	landed  chan struct{} // closed once pieces in hand have landed; nil: no goroutine waits
+	proved  bool          // no piece is left, and the key is free
+	awaited chan struct{} // closed when the pieces that Revoke waits for have landed; nil: none
 }
 
 // Register implements driver.Backend.
@@ -76,12 +76,12 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 	return t.Append(dst, &m.b.address.owner), nil
 }
 
-// show returns the ticket for a token.
-func (b *Backend) show(key uint32, epoch uint64, secret []byte) (m *memory, ticket uint64,
+// openToken returns the memory of a token, and its ticket.
+func (b *Backend) openToken(key uint32, epoch uint64, secret []byte) (m *memory, ticket uint64,
 	err error) {
 	m = b.memories.At(key)
 	if m == nil {
-		// The token has passed session.DecodeToken: it is of a memory that is gone.
+		// The initiator has decoded the token: it is of a memory that was revoked.
 		return nil, 0, driver.ErrRevoked
 	}
 	m.mu.Lock()

@@ -9,32 +9,36 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// notifications are those that follow batches of one peer. One is due when all parts of its batch
-// are in place, over whichever connections they came; they are delivered by their numbers, which
-// leave none out. Each number takes one of NotifyMax places from the first frame that names it
-// until the program has received the message, or the peer has taken it back. The peer knows how
-// many places are free, so a number beyond them is none that a peer of ours sends. mu of the
-// inbound guards all.
+// Messages. A notification follows the bytes of its batch: the owner delivers it when all parts of
+// the batch have landed, over whichever connections they came (onPartLanded, onNotification,
+// onVoid, deliverDue). Answers go the other way (Answer, onAnswer). Each direction has credit: the
+// sender knows how many messages the receiver has room for, and the receiver tells it of room that
+// its program has made (received).
+
+// notifications are those of one peer, which numbers them without gaps and has them delivered in
+// that order. Each number takes one of Config.NotifyMax places, from the first frame that names it
+// until the program has received the message, or the peer has withdrawn it. The peer counts the
+// free places, so a number beyond them breaks the protocol. inbound.mu guards all.
 type notifications struct {
-	ring []arrival // by number; made when the first comes
-	next uint64    // the number that is delivered next
-	kept int       // messages that are delivered and not received, and the last word
+	ring       []arrival // by number; made when the first comes
+	next       uint64    // the number that is delivered next
+	unreceived int       // messages that were delivered and not received, with that of the end
 }
 
 // arrival is what has come of a batch that a notification follows.
 type arrival struct {
-	landed   uint32 // parts
-	parts    uint32 // of the batch, once announced
-	complete bool   // the notification has come, or word that there is none
-	failed   bool   // there is none, or its bytes are not in place
-	msg      []byte
+	partsLanded uint32
+	parts       uint32 // of the batch, once announced
+	announced   bool   // the notification has come, or a frame that says that none follows
+	failed      bool   // none follows, or bytes of the batch have not landed
+	msg         []byte
 }
 
-// arrival returns the place of a number, nil for one beyond the places that the peer has.
+// arrival returns the place of a number; nil: the peer has no such place.
 // Preconditions: mu is held.
 func (g *inbound) arrival(number uint64) *arrival {
 	n, most := &g.notifs, g.b.cfg.NotifyMax
-	if number < n.next || number-n.next >= uint64(max(0, most-n.kept)) {
+	if number < n.next || number-n.next >= uint64(max(0, most-n.unreceived)) {
 		return nil
 	}
 	if n.ring == nil {
@@ -50,13 +54,13 @@ func (g *inbound) expects(number uint64) bool {
 	return g.arrival(number) != nil
 }
 
-// onPart counts a part of a batch that a notification follows. It reports false where the peer is
-// not told that the part is in place: its message is not delivered any more.
-func (g *inbound) onPart(number uint64, ok bool) bool {
+// onPartLanded counts a part of a batch that a notification follows. It reports false if the part
+// must not be acknowledged, because the inbound has halted and delivers the notification no more.
+func (g *inbound) onPartLanded(number uint64, ok bool) bool {
 	g.mu.Lock()
 	over := g.halted || g.ended
 	if a := g.arrival(number); a != nil {
-		a.landed++
+		a.partsLanded++
 		a.failed = a.failed || !ok
 	}
 	credit := g.deliverDue()
@@ -65,75 +69,75 @@ func (g *inbound) onPart(number uint64, ok bool) bool {
 	return !over
 }
 
-// awaitFresh returns once what has come may have messages delivered: once it is young enough, or
-// the peer has confirmed that it still wants it.
+// awaitFresh waits until a frame may have messages delivered: it is young enough, or the peer has
+// confirmed that it still wants it.
 func (g *inbound) awaitFresh(c *conn, h *header) error {
-	for !g.fresh(h.stamp) {
-		c.kickAnswers()
+	for !g.freshOrAsk(h.stamp) {
+		c.writeQueued()
 		if err := c.awaitResume(); err != nil {
 			return err
 		}
 	}
-	testpoint.At("tcp: fresh") // the age was good; messages are about to be delivered
+	testpoint.At("tcp: fresh") // the age was checked; messages are about to be delivered
 	return nil
 }
 
-// onNotification keeps a message until the parts of its batch are in place.
+// onNotification keeps a notification until the parts of its batch have landed.
 func (g *inbound) onNotification(c *conn, h *header, msg []byte) error {
 	if err := g.awaitFresh(c, h); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	a := g.arrival(h.message)
-	if a == nil || a.complete || len(msg) > g.b.cfg.MessageMax {
+	if a == nil || a.announced || len(msg) > g.b.cfg.MessageMax {
 		g.mu.Unlock()
 		return errMisplaced
 	}
-	a.complete, a.parts = true, h.count
-	a.msg = append(make([]byte, 0, len(msg)), msg...) // not nil: a message
+	a.announced, a.parts = true, h.count
+	a.msg = append(make([]byte, 0, len(msg)), msg...) // not nil, also if it is empty
 	over := g.halted || g.ended
 	credit := g.deliverDue()
 	g.mu.Unlock()
-	if !over { // else it is not delivered, and may not count as sent
-		c.post(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
+	if !over { // else it is not delivered, and must not be acknowledged
+		c.queueFrame(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
 	}
 	g.sendCredit(credit)
 	return nil
 }
 
-// onVoid takes word that no notification follows a batch. Messages that waited for that are due.
+// onVoid: no notification follows a batch. Later ones may be due.
 func (g *inbound) onVoid(c *conn, h *header) error {
 	if err := g.awaitFresh(c, h); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	a := g.arrival(h.message)
-	if a == nil || a.complete {
+	if a == nil || a.announced {
 		g.mu.Unlock()
 		return errMisplaced
 	}
-	a.complete, a.parts, a.failed = true, h.count, true
+	a.announced, a.parts, a.failed = true, h.count, true
 	credit := g.deliverDue()
 	g.mu.Unlock()
 	g.sendCredit(credit)
 	return nil
 }
 
-// deliverDue delivers the messages whose turn has come, none of them once the inbound has halted:
-// readers are not waited for, and come here with what their chunks hold. It returns how many places
-// the peer is to be told of. Preconditions: mu is held.
+// deliverDue delivers the notifications that are due, in order, and returns the credit that the
+// peer is to be told of. Once the inbound has halted it delivers none: reading goroutines may still
+// come here with frames of their chunks. Preconditions: mu is held.
 func (g *inbound) deliverDue() (credit int) {
 	n := &g.notifs
 	for n.ring != nil && !g.ended && !g.halted {
 		a := &n.ring[n.next%uint64(len(n.ring))]
-		if !a.complete || a.landed < a.parts {
+		if !a.announced || a.partsLanded < a.parts {
 			break
 		}
 		if a.failed {
 			credit += g.freePlace()
 		} else {
-			n.kept++
-			g.b.deliver(message{conn: g.conn, from: g, data: a.msg})
+			n.unreceived++
+			g.b.deliver(message{connID: g.connID, source: g, data: a.msg})
 		}
 		*a = arrival{}
 		n.next++
@@ -141,32 +145,32 @@ func (g *inbound) deliverDue() (credit int) {
 	return credit
 }
 
-// freePlace counts a place for a message that came free, and says of how many the peer is to be
-// told: of several at once.
+// freePlace counts a place that came free. It returns the credit that the peer is to be told of: 0
+// until there are several.
 func (g *inbound) freePlace() int {
-	g.returned++
-	if g.returned < max(1, g.b.cfg.NotifyMax/4) {
+	g.creditOwed++
+	if g.creditOwed < max(1, g.b.cfg.NotifyMax/4) {
 		return 0
 	}
-	n := g.returned
-	g.returned = 0
+	n := g.creditOwed
+	g.creditOwed = 0
 	return n
 }
 
-// received implements taker.
+// received implements messageSource.
 func (g *inbound) received() {
 	g.mu.Lock()
-	g.notifs.kept--
-	left := g.left && g.notifs.kept == 0
+	g.notifs.unreceived--
+	last := g.forgotten && g.notifs.unreceived == 0
 	credit := g.freePlace()
 	g.mu.Unlock()
-	if left {
+	if last {
 		g.b.freePlaces(g)
 	}
 	g.sendCredit(credit)
 }
 
-// sendCredit tells the peer of places for messages.
+// sendCredit tells the peer of n more places for notifications.
 func (g *inbound) sendCredit(n int) {
 	if n == 0 {
 		return
@@ -178,19 +182,18 @@ func (g *inbound) sendCredit(n int) {
 	}
 	g.mu.Unlock()
 	if c != nil {
-		c.send(header{kind: kindCredit, count: uint32(n)})
+		c.sendFrame(header{kind: kindCredit, count: uint32(n)})
 	}
 }
 
 // creditMax bounds the room for messages that a peer may claim to have.
 const creditMax = 1 << 16
 
-// Answer implements driver.Backend. An answer is a frame of the control connection. The peer
-// says with its hello for how many it has room, and gives room back as its program receives
-// them.
+// Answer implements driver.Backend. An answer is a frame of the control connection. The peer says
+// in its hello for how many answers it has room, and tells of more as its program receives them.
 func (b *Backend) Answer(conn uint64, data []byte) error {
 	b.mu.Lock()
-	g := b.byConn[conn]
+	g := b.acceptedByConn[conn]
 	b.mu.Unlock()
 	if g == nil {
 		return driver.ErrPeerLost
@@ -204,69 +207,68 @@ func (b *Backend) Answer(conn uint64, data []byte) error {
 		g.mu.Unlock()
 		return driver.ErrPeerLost
 	}
-	if !g.canAnswer(c) {
+	if !g.hasAnswerRoom(c) {
 		g.mu.Unlock()
 		return driver.ErrFull
 	}
-	g.room--
-	c.post(&header{kind: kindAnswer}, data) // under mu: in order
+	g.answerRoom--
+	c.queueFrame(&header{kind: kindAnswer}, data) // under mu: in order
 	g.mu.Unlock()
-	c.kick(false)
+	c.startWriting(false)
 	return nil
 }
 
-// canAnswer reports whether an answer may go: there is room at the peer, and it reads what we
-// wrote. Otherwise the program is told when that has changed. Preconditions: mu is held.
-func (g *inbound) canAnswer(c *conn) bool {
-	if c.posted() > postedMax {
-		c.crowded.Store(true) // pairs with the exchange in loadQueued
-		if c.posted() > postedMax {
+// hasAnswerRoom reports whether the peer has room for an answer, and reads what is queued for it.
+// Otherwise the program is woken when that has changed. Preconditions: mu is held.
+func (g *inbound) hasAnswerRoom(c *conn) bool {
+	if c.queuedBytes() > queuedMax {
+		c.answerWaitsForQueue.Store(true) // pairs with the exchange in takeQueued
+		if c.queuedBytes() > queuedMax {
 			return false
 		}
 	}
-	g.starved = g.room == 0
-	return !g.starved
+	g.answerWaitsForRoom = g.answerRoom == 0
+	return !g.answerWaitsForRoom
 }
 
-// onCredit takes word that the peer's program has received answers. A program that waits to answer
-// is told that it may.
+// onCredit: the peer has room for n more answers.
 func (g *inbound) onCredit(n int) {
 	g.mu.Lock()
-	g.room = min(g.room+n, creditMax)
-	starved := g.starved
-	g.starved = false
+	g.answerRoom = min(g.answerRoom+n, creditMax)
+	waits := g.answerWaitsForRoom
+	g.answerWaitsForRoom = false
 	g.mu.Unlock()
-	if starved {
-		g.b.alarm()
+	if waits {
+		g.b.wakeForRoom()
 	}
 }
 
-// onAnswer delivers an answer. It reports false where the owner sends more than there is room for.
+// onAnswer delivers an answer. It reports false if the owner sends more than there is room for.
 func (p *peer) onAnswer(data []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.kept >= p.b.cfg.NotifyMax || len(data) > p.b.cfg.MessageMax {
+	if p.answersHeld >= p.b.cfg.NotifyMax || len(data) > p.b.cfg.MessageMax {
 		return false
 	}
 	if !p.failed {
-		p.kept++
-		kept := append(make([]byte, 0, len(data)), data...) // not nil: a message
-		p.b.deliver(message{conn: p.conn, from: p, data: kept})
+		p.answersHeld++
+		data = append(make([]byte, 0, len(data)), data...) // not nil, also if it is empty
+		p.b.deliver(message{connID: p.connID, source: p, data: data})
 	}
 	return true
 }
 
-// received implements taker.
+// received implements messageSource.
 func (p *peer) received() {
 	p.mu.Lock()
-	p.kept--
-	p.returned++
-	n := p.returned
+	p.answersHeld--
+	p.creditOwed++
+	n := p.creditOwed
 	if n < max(1, p.b.cfg.NotifyMax/4) || p.failed {
 		p.mu.Unlock()
 		return
 	}
-	p.returned = 0
+	p.creditOwed = 0
 	p.mu.Unlock()
-	p.conns[control].send(header{kind: kindCredit, count: uint32(n)})
+	p.conns[control].sendFrame(header{kind: kindCredit, count: uint32(n)})
 }

@@ -60,13 +60,13 @@ func TestNotifsOfAHaltedOwnerAreNotAcknowledged(t *testing.T) {
 			require.NoError(t, notif(kindNotif, 1))
 		}
 		g.halted = true
-		before := c.posted()
+		before := c.queuedBytes()
 		if last == kindNotif {
 			require.NoError(t, notif(kindNotif, 1))
 		} else {
 			require.NoError(t, write(1))
 		}
-		require.Equal(t, before, c.posted())
-		require.Zero(t, g.notifs.kept, "messages that were delivered")
+		require.Equal(t, before, c.queuedBytes())
+		require.Zero(t, g.notifs.unreceived, "messages that were delivered")
 	}
 }

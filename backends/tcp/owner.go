@@ -14,45 +14,48 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// inbound is the owner's end of a peer: over it the peer reaches our memory and sends
-// messages. The reading goroutines of its connections do all the work.
+// inbound is the owner's end of the connections of one peer, by which the peer reaches memory of
+// this backend and sends notifications. The reading goroutines of its connections do all the work:
+// serve is their loop, landWrite the way of a Write. Reads are queued and answered by putNext.
 type inbound struct {
-	b       *Backend
-	conn    uint64 // our number for it
-	host    session.Host
-	session uint64
-	secret  [16]byte    // what its further connections show
-	limit   clock.Timer // for the connections to join
-	ages    ages
+	b         *Backend
+	connID    uint64 // what Message.Conn says
+	host      session.Host
+	session   uint64
+	secret    [16]byte    // which the peer shows to join further connections
+	joinTimer clock.Timer // calls expire
+	ages      ages
 
-	mu       sync.Mutex // after wmu of a connection, before queueMu
-	conns    []*conn    // nil: has not joined yet
-	reads    []reads    // by connection
-	had      bool       // the peer's program has the connection
-	halted   bool       // nothing lands, and no message is delivered, any more
-	ended    bool
-	left     bool // dismissed; it holds its place until the program has received its messages
-	notifs   notifications
-	places   int // of Config.PeersMax
-	returned int // messages that were received, and of which the peer is not told
+	mu         sync.Mutex  // after conn.writeMu, before conn.queuedMu; guards what follows
+	conns      []*conn     // nil: has not joined yet
+	reads      []readQueue // by connection
+	ready      bool        // the peer has said that all connections have joined
+	halted     bool        // nothing lands, and no message is delivered, any more
+	ended      bool        // as halted, and the connections are closed
+	forgotten  bool        // the Backend has forgotten it, but for places
+	notifs     notifications
+	places     int // of Config.PeersMax that it takes, until the program has received all messages
+	creditOwed int // messages that were received, and the peer not told of it
 
-	answerMax int  // bytes of an answer that the peer takes
-	room      int  // answers for which the peer has room
-	starved   bool // an Answer found none
+	answerMax          int  // bytes of an answer that the peer takes
+	answerRoom         int  // answers for which the peer has room
+	answerWaitsForRoom bool // an Answer has returned ErrFull for lack of room
 }
 
-// postedMax bounds the acknowledgements that a peer has us keep, and, but for one, the answers.
-const postedMax = 256 << 10
+// queuedMax bounds the acknowledgements and answers that are queued for a peer which does not read.
+// One answer may exceed it.
+const queuedMax = 256 << 10
 
 func newInbound(b *Backend, n int) *inbound {
 	return &inbound{
-		b: b, conn: b.lastConn.Add(1), conns: make([]*conn, n), reads: make([]reads, n),
+		b: b, connID: b.lastConnID.Add(1), conns: make([]*conn, n), reads: make([]readQueue, n),
 		notifs: notifications{next: 1},
 	}
 }
 
-// addConn adds a connection, which is then welcomed, and read only after that: whatever comes over
-// another finds control in its place. It reports false when it is too late, or the place is taken.
+// addConn adds a connection that joins. The caller welcomes it and starts to read it only then, so
+// that frames of the others find the control connection. It reports false if it comes too late, or
+// its index is taken.
 func (g *inbound) addConn(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -63,21 +66,21 @@ func (g *inbound) addConn(c *conn) bool {
 	return true
 }
 
-// end ends all connections, once nothing lands any more that came over one of them. The last
-// word tells the program, unless it is the program that closes.
-func (g *inbound) end(lastWord bool) {
+// end closes all connections and returns when nothing more lands that came over them. With tell,
+// the program receives ErrPeerLost as the last message, if the connection was ready.
+func (g *inbound) end(tell bool) {
 	if g == nil {
 		return
 	}
 	g.mu.Lock()
-	was := g.ended
+	before := g.ended
 	g.ended = true
-	had := g.had
+	tell = tell && g.ready
 	g.mu.Unlock()
-	if was {
+	if before {
 		return
 	}
-	g.limit.Stop()
+	g.joinTimer.Stop()
 	for _, c := range g.conns {
 		if c != nil {
 			c.close(false)
@@ -85,32 +88,31 @@ func (g *inbound) end(lastWord bool) {
 	}
 	g.mu.Lock()
 	g.notifs.ring = nil
-	lastWord = lastWord && had
-	if lastWord {
-		g.notifs.kept++
+	if tell {
+		g.notifs.unreceived++
 	}
-	g.left = true
-	left := g.notifs.kept == 0
+	g.forgotten = true
+	free := g.notifs.unreceived == 0
 	g.mu.Unlock()
-	g.b.forget(g, left)
-	if lastWord {
-		g.b.deliver(message{conn: g.conn, from: g, err: driver.ErrPeerLost})
+	g.b.forget(g, free)
+	if tell {
+		g.b.deliver(message{connID: g.connID, source: g, err: driver.ErrPeerLost})
 	}
 }
 
-// broken implements end. Where control stands, it still tells the peer that nothing lands, but
-// for a peer that breaks the rules.
+// broken implements side. While the control connection stands, the owner tells the peer that
+// nothing more lands; a peer that breaks the protocol is not told.
 func (g *inbound) broken(c *conn, err error) {
 	if c.index == control || errors.Is(err, driver.ErrCorrupt) {
 		g.end(true)
 		return
 	}
 	g.halt()
-	g.limit.Reset(g.b.cfg.Handshake)
+	g.joinTimer.Reset(g.b.cfg.Handshake)
 }
 
-// halt has nothing land any more that this peer sends, nor any message delivered, and tells it so.
-// Control goes on.
+// halt lets nothing more land of this peer, delivers no more messages of it, and then tells it so
+// by the control connection, which goes on.
 func (g *inbound) halt() {
 	g.mu.Lock()
 	g.halted = true
@@ -122,31 +124,32 @@ func (g *inbound) halt() {
 		}
 	}
 	if c := conns[control]; c != nil {
-		c.post(&header{kind: kindStopped}, nil)
-		g.b.tasks.Start(func() { c.kick(false) }) // our caller may hold locks of it
+		c.queueFrame(&header{kind: kindStopped}, nil)
+		g.b.tasks.Start(func() { c.startWriting(false) }) // the caller may hold locks of c
 	}
 }
 
-// expire ends a connection that is not whole after Config.Handshake, so that it holds no place
-// of Config.PeersMax, and one that has halted.
+// expire ends an inbound of which connections have not joined after Config.Handshake, or that has
+// halted that long ago, so that it takes no place of Config.PeersMax.
 func (g *inbound) expire() {
 	g.mu.Lock()
-	whole := g.had && !g.halted && !slices.Contains(g.conns, nil)
+	whole := g.ready && !g.halted && !slices.Contains(g.conns, nil)
 	g.mu.Unlock()
 	if !whole {
 		g.b.tasks.Start(func() { g.end(true) })
 	}
 }
 
-// errMisplaced is a frame that no peer of ours sends.
+// errMisplaced: the frame breaks the protocol.
 var errMisplaced = errors.New("frame out of place")
 
-// serve implements end: what a peer may say.
+// serve implements side: it handles what the peer sends.
 func (g *inbound) serve(c *conn) error {
 	for {
-		for c.posted() > postedMax { // it does not read what we answer
-			if c.choked.Store(true); c.posted() > postedMax { // it may have been written meanwhile
-				c.kickAnswers()
+		for c.queuedBytes() > queuedMax { // the peer does not read the answers
+			c.readerWaitsForQueue.Store(true)
+			if c.queuedBytes() > queuedMax { // else they were written meanwhile
+				c.writeQueued()
 				if err := c.awaitResume(); err != nil {
 					return err
 				}
@@ -159,7 +162,7 @@ func (g *inbound) serve(c *conn) error {
 		switch {
 		case h.kind == kindReady:
 			g.mu.Lock()
-			g.had = true
+			g.ready = true
 			g.ages.extend(h.ticket)
 			g.mu.Unlock()
 		case c.index == control:
@@ -184,13 +187,13 @@ func (g *inbound) serve(c *conn) error {
 	}
 }
 
-// onControl takes what comes over the control connection.
+// onControl handles a frame of the control connection.
 func (g *inbound) onControl(c *conn, h *header, body []byte) error {
 	switch h.kind {
 	case kindImport:
 		return g.onImport(c, h, body)
 	case kindPing:
-		c.post(&header{kind: kindPong, stamp: g.b.clock.Now()}, nil)
+		c.queueFrame(&header{kind: kindPong, stamp: g.b.clock.Now()}, nil)
 	case kindCredit:
 		g.onCredit(int(h.count))
 	case kindConfirm:
@@ -203,13 +206,13 @@ func (g *inbound) onControl(c *conn, h *header, body []byte) error {
 	return nil
 }
 
-// onImport answers an Import.
+// onImport answers with what the token opens.
 func (g *inbound) onImport(c *conn, h *header, secret []byte) error {
 	if len(secret) != 16 {
 		return errMisplaced
 	}
 	a := header{kind: kindImported, id: h.id}
-	m, ticket, err := g.b.show(h.key, h.ticket, secret)
+	m, ticket, err := g.b.openToken(h.key, h.ticket, secret)
 	a.status = uint8(session.StatusOf(err))
 	if err == nil {
 		a.ticket, a.message = ticket, m.seg.Len
@@ -217,49 +220,49 @@ func (g *inbound) onImport(c *conn, h *header, secret []byte) error {
 			a.flags = flagReadOnly
 		}
 	}
-	c.post(&a, nil)
+	c.queueFrame(&a, nil)
 	return nil
 }
 
-// landWrite is what the owner does with a part of a Write, from its head to the answer. Bytes for
-// memory whose epoch has ended go nowhere.
+// landWrite handles one part of a Write, from its head to the acknowledgement. Bytes for memory
+// that was revoked are read and go nowhere.
 func (g *inbound) landWrite(c *conn, h *header, body []byte) error {
 	if h.message != 0 && !g.expects(h.message) {
 		return errMisplaced
 	}
 	l := &c.in.land
-	*l = landing{owner: g, stamp: h.stamp, ticket: h.ticket}
-	l.left = uint64(int(h.length) - h.buffered())
+	*l = landing{inbound: g, stamp: h.stamp, ticket: h.ticket}
+	l.left = uint64(int(h.length) - h.bodyBytes())
 
-	// Which memory, and where in it: the one look at the bounds of this side.
+	// Find the memory and the ranges in it: this is the check of the owner's bounds.
 	if m := g.b.memories.At(h.key); m == nil || !m.hasTicket(h.ticket) {
 		l.status = session.StatusRevoked
 	} else {
-		testpoint.At("tcp: aimed") // the ticket of a write's head was good
-		r, status := c.in.chunk.named(h, body, &m.seg)
+		testpoint.At("tcp: aimed") // the ticket in the head was that of the memory
+		r, status := c.in.chunk.rangesOf(h, body, &m.seg)
 		if m.seg.ReadOnly || status == session.StatusFailed || r.left != l.left {
 			return errMisplaced
 		}
 		if l.ranges, l.status = r, status; status == session.StatusOK {
-			l.m, l.mem, l.shared = m, m.seg.Mem, m.seg.Shared
+			l.owned, l.mem, l.shared = m, m.seg.Mem, m.seg.Shared
 		}
 	}
 
-	// The bytes, each piece behind the gate of the memory: see enter.
+	// The bytes land, each piece behind the gate of the memory: see beginPiece.
 	if err := c.land(l); err != nil {
 		return err
 	}
 
-	if h.message == 0 || g.onPart(h.message, l.status == session.StatusOK) {
-		c.post(&header{kind: kindAck, id: h.id, status: uint8(l.status),
+	if h.message == 0 || g.onPartLanded(h.message, l.status == session.StatusOK) {
+		c.queueFrame(&header{kind: kindAck, id: h.id, status: uint8(l.status),
 			stamp: g.b.clock.Now()}, nil)
 	}
 	return nil
 }
 
-// named walks what a frame names of a memory. Bounds: a pattern is not within it, or something is
-// not within Segment.Only. Failed: no peer of ours says that.
-func (k *chunk) named(h *header, body []byte, seg *driver.Segment) (r ranges,
+// rangesOf returns the ranges that a frame names, within seg. StatusBounds: a pattern leaves the
+// memory, or a range leaves Segment.Only. StatusFailed: the frame breaks the protocol.
+func (k *chunk) rangesOf(h *header, body []byte, seg *driver.Segment) (r ranges,
 	status session.Status) {
 	if h.flags&flagPattern == 0 {
 		var ok bool
@@ -267,7 +270,7 @@ func (k *chunk) named(h *header, body []byte, seg *driver.Segment) (r ranges,
 		if r.left, ok = tableBytes(body, seg.Len); !ok {
 			return r, session.StatusFailed
 		}
-		return r, r.within(seg.Only)
+		return r, r.checkOnly(seg.Only)
 	}
 	f := &k.frag
 	if !f.decode(body, k.slots[:]) {
@@ -278,12 +281,12 @@ func (k *chunk) named(h *header, body []byte, seg *driver.Segment) (r ranges,
 		return r, session.StatusBounds
 	}
 	r.walkPattern(&f.pattern, &f.pattern.Remote, 0, f.skip)
-	return r, r.within(seg.Only)
+	return r, r.checkOnly(seg.Only)
 }
 
-// within says whether all that is left of the part may be reached. A pattern may name much more:
-// that is not looked at.
-func (r ranges) within(only driver.Ranges) session.Status {
+// checkOnly checks that the ranges lie within Segment.Only, those of this part alone: its pattern
+// may name many more.
+func (r ranges) checkOnly(only driver.Ranges) session.Status {
 	at := 0
 	for only != nil && r.left > 0 {
 		off, n := r.next()
@@ -295,37 +298,37 @@ func (r ranges) within(only driver.Ranges) session.Status {
 	return session.StatusOK
 }
 
-// queueRead takes a Read. It is served when those before it are.
+// queueRead queues a part of a Read behind the earlier ones. It waits for room.
 func (g *inbound) queueRead(c *conn, h *header, body []byte) error {
 	for {
 		g.mu.Lock()
 		queued := g.reads[c.index].push(h, body)
 		if queued {
-			c.serves.Store(true)
+			c.hasReads.Store(true)
 		}
 		g.mu.Unlock()
 		if queued {
 			return nil
 		}
-		c.kickAnswers()
+		c.writeQueued()
 		if err := c.awaitResume(); err != nil {
 			return err
 		}
 	}
 }
 
-// next implements end: it begins the answer to the next Read.
-func (g *inbound) next(c *conn) bool {
+// putNext implements side: it puts the head of the answer to the first Read in the queue.
+func (g *inbound) putNext(c *conn) bool {
 	var h header
 	chunk := c.out.chunk
 	g.mu.Lock()
 	s := &g.reads[c.index]
 	body, ok := s.pop(&h, chunk.table[:])
 	if !ok {
-		c.serves.Store(false)
-	} else if s.full {
-		s.full = false
-		c.proceed()
+		c.hasReads.Store(false)
+	} else if s.readerWaits {
+		s.readerWaits = false
+		c.resumeReader()
 	}
 	g.mu.Unlock()
 	if !ok {
@@ -335,46 +338,48 @@ func (g *inbound) next(c *conn) bool {
 		stamp: g.b.clock.Now()}
 	m := g.b.memories.At(h.key)
 	if m == nil || !m.hasTicket(h.ticket) {
-		c.out.put(&answer)
+		c.out.putHead(&answer)
 		return true
 	}
-	r, status := chunk.named(&h, body, &m.seg)
+	r, status := chunk.rangesOf(&h, body, &m.seg)
 	switch {
 	case status == session.StatusFailed || r.left > partBytes:
-		g.b.tasks.Start(func() { g.end(true) }) // no peer of ours asks for that
+		g.b.tasks.Start(func() { g.end(true) }) // the peer breaks the protocol
 		return false
 	case status != session.StatusOK:
 		answer.status = uint8(status)
-		c.out.put(&answer)
+		c.out.putHead(&answer)
 		return true
 	}
-	c.out.put(&header{kind: kindData, id: h.id, length: uint32(r.left)})
-	c.out.src = source{mem: m.seg.Mem, m: m, ticket: h.ticket, id: h.id, open: true, ranges: r}
+	c.out.putHead(&header{kind: kindData, id: h.id, length: uint32(r.left)})
+	c.out.payload = payload{mem: m.seg.Mem, owned: m, ticket: h.ticket, id: h.id, unfinished: true,
+		ranges: r}
 	return true
 }
 
-// sent implements end: the acknowledgement follows the bytes, and says whether they are good.
-func (g *inbound) sent(c *conn) {
-	c.out.put(&header{kind: kindAck, id: c.out.src.id, status: uint8(c.out.src.status),
+// payloadSent implements side: the acknowledgement follows the bytes, and says whether they are
+// good.
+func (g *inbound) payloadSent(c *conn) {
+	c.out.putHead(&header{kind: kindAck, id: c.out.payload.id, status: uint8(c.out.payload.status),
 		stamp: g.b.clock.Now()})
 }
 
-// reads are the frames of the Reads of one connection that wait to be served, in order. mu of the
-// inbound guards them.
-type reads struct {
-	frames []byte
-	from   int  // where the first begins
-	full   bool // the reader waits for room
+// readQueue has the frames of Reads that came over one connection and are not answered yet.
+// inbound.mu guards it.
+type readQueue struct {
+	frames      []byte
+	from        int  // where the first frame begins
+	readerWaits bool // the reading goroutine waits for room
 }
 
-// readsMax is how many bytes of frames may wait of one connection.
+// readsMax bounds the bytes of the frames in a readQueue.
 const readsMax = 1 << 20
 
-// push adds a Read behind those that wait. It reports false where there is no room.
-func (s *reads) push(h *header, body []byte) bool {
+// push adds a frame at the end. It reports false where there is no room.
+func (s *readQueue) push(h *header, body []byte) bool {
 	n := headBytes + len(body)
 	if wait := len(s.frames) - s.from; wait > 0 && wait+n > readsMax {
-		s.full = true
+		s.readerWaits = true
 		return false
 	}
 	if s.from > 0 && len(s.frames)+n > cap(s.frames) {
@@ -384,13 +389,13 @@ func (s *reads) push(h *header, body []byte) bool {
 	return true
 }
 
-// pop takes the first Read off, and copies what it names to a table.
-func (s *reads) pop(h *header, table []byte) (body []byte, ok bool) {
+// pop removes the first frame, and copies its body to table.
+func (s *readQueue) pop(h *header, table []byte) (body []byte, ok bool) {
 	rest := s.frames[s.from:]
 	if len(rest) == 0 {
 		return nil, false
 	}
-	_ = h.decode((*[headBytes]byte)(rest)) // it was sound when it came
+	_ = h.decode((*[headBytes]byte)(rest)) // was checked when it came
 	n := headBytes + int(h.length)
 	body = table[:copy(table, rest[headBytes:n])]
 	if s.from += n; s.from == len(s.frames) {

@@ -10,25 +10,24 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// A frame with flagPattern has in place of a table a part of the owner's side of a pattern: a
-// head of one size, and then the numbers of the slots where that side has a list, 4 bytes
-// each. The owner expands it.
+// A frame with flagPattern has a fragment in place of a table: a part of the owner's side of a
+// pattern, which the owner expands. It is patternBytes long, and the slots of an index list follow.
 const (
 	patternBytes = 92
 	slotBytes    = 4
-	// as long as the longest table
+	// so that a fragment is no longer than the longest table
 	slotsMax = (entriesMax*entryBytes - patternBytes) / slotBytes
 )
 
-// fragment is what one frame carries of a pattern.
+// fragment is the part of a pattern that one frame carries.
 type fragment struct {
-	pattern driver.Pattern // Remote, and what both sides have in common
+	pattern driver.Pattern // Remote and what both sides share; Local is not set
 	loops   [driver.LoopsMax]driver.Loop
-	skip    uint64 // bytes of the first entry that are left out
+	skip    uint64 // bytes of the first entry that an earlier frame has
 	bytes   uint64
 }
 
-// append appends the head and the list.
+// append appends the encoding.
 func (f *fragment) append(b []byte) []byte {
 	p, s := &f.pattern, &f.pattern.Remote
 	for _, v := range [...]uint64{p.Run, s.Base, s.Stride, s.Step, f.skip} {
@@ -51,8 +50,8 @@ func (f *fragment) append(b []byte) []byte {
 	return b
 }
 
-// decode reads what a peer sent, which may be anything; slots takes the list. Bounds are not
-// looked at: check does that.
+// decode decodes what a peer sent, which may be anything. The list goes into slots. check checks
+// the bounds.
 func (f *fragment) decode(body []byte, slots []uint32) bool {
 	r := session.ReadMessage(body)
 	p, s := &f.pattern, &f.pattern.Remote
@@ -83,8 +82,8 @@ func (f *fragment) decode(body []byte, slots []uint32) bool {
 	return r.Done()
 }
 
-// check reports whether all of the fragment lies within a memory. The local side is made to be
-// the one run that the check asks for.
+// check reports whether all of the fragment lies within a memory of that size. Pattern.Check wants
+// a local side: the zero value, one run over and over, is within a memory of one run.
 func (f *fragment) check(size uint64) bool {
 	if f.pattern.Check(f.pattern.Run, size) != nil {
 		return false
@@ -96,21 +95,21 @@ func (f *fragment) check(size uint64) bool {
 	return f.skip < f.pattern.EntryLen() && f.skip <= all-f.bytes
 }
 
-// cutPattern puts the next part of a pattern into the chunk, of which the head of the frame is
-// there already. It returns the bytes of the part, and how many slots are listed.
+// cutPattern cuts the next part off a pattern and appends its fragment to the chunk. It returns the
+// bytes of the part, and how many slots are listed.
 func (x *batch) cutPattern(o *sender) (bytes uint64, slots uint32) {
 	p := &x.pattern
-	bytes = min(partBytes, uint64(p.Count-x.i)*x.entry-x.off)
-	end := x.i + int((x.off+bytes+x.entry-1)/x.entry)
-	end = min(end, lastEntry(&p.Remote, x.i))
-	bytes = min(bytes, uint64(end-x.i)*x.entry-x.off)
-	f := fragment{skip: x.off, bytes: bytes}
-	f.pattern = driver.Pattern{Run: p.Run, Loops: p.Loops, Count: end - x.i}
-	f.pattern.Remote = cutSide(p.Remote, x.i, end)
+	bytes = min(partBytes, uint64(p.Count-x.piece)*x.entryLen-x.pieceOff)
+	end := x.piece + int((x.pieceOff+bytes+x.entryLen-1)/x.entryLen)
+	end = min(end, lastEntry(&p.Remote, x.piece))
+	bytes = min(bytes, uint64(end-x.piece)*x.entryLen-x.pieceOff)
+	f := fragment{skip: x.pieceOff, bytes: bytes}
+	f.pattern = driver.Pattern{Run: p.Run, Loops: p.Loops, Count: end - x.piece}
+	f.pattern.Remote = cutSide(p.Remote, x.piece, end)
 	o.chunk.n = len(f.append(o.chunk.mem[:o.chunk.n]))
-	x.off += bytes
-	x.i += int(x.off / x.entry)
-	x.off %= x.entry
+	x.pieceOff += bytes
+	x.piece += int(x.pieceOff / x.entryLen)
+	x.pieceOff %= x.entryLen
 	return bytes, uint32(len(f.pattern.Remote.List))
 }
 

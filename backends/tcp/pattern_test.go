@@ -140,7 +140,7 @@ func TestHugePatternsOverRangesAreBounded(t *testing.T) {
 	h, body := header{flags: flagPattern}, f.append(nil)
 	ended := make(chan session.Status, 1)
 	go func() {
-		_, status := new(chunk).named(&h, body, &seg)
+		_, status := new(chunk).rangesOf(&h, body, &seg)
 		ended <- status
 	}()
 	select {

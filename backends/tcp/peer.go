@@ -4,6 +4,7 @@ package tcp
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,60 +14,61 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// peer is our end of connections that we began: over them we reach the owner's memory.
+// peer is the initiator's end of the connections to one owner. This file has imports and what the
+// owner may say (serve), and the end of a peer (shutDown); initiator.go has the way of a batch.
 type peer struct {
 	driver.PeerBase
-	b     *Backend
-	to    address
-	conn  uint64 // our number for it
-	conns []*conn
-	place string // of the owner's, where conns go
+	b          *Backend
+	owner      address
+	connID     uint64 // what Conn returns
+	conns      []*conn
+	ownerPlace string // host:port of the owner, to which all conns go
 
-	stopped chan struct{} // one place: the owner says that nothing of ours lands any more
+	ownerStopped chan struct{} // one place: the owner has said that it lands nothing more from here
 
-	entry   session.Gate  // every call of the program is in it
-	closing chan struct{} // closed when Close begins
-	dead    atomic.Bool   // nothing new begins
-	lost    chan struct{}
-	dying   sync.Once
-	ending  sync.Once
+	entry        session.Gate  // the program's calls are in it
+	closing      chan struct{} // closed when Close begins
+	dead         atomic.Bool   // Submit begins nothing any more
+	lost         chan struct{} // what Lost returns
+	dieOnce      sync.Once
+	shutDownOnce sync.Once
 
-	offset    atomic.Int64 // the owner's clock, less steady of ours
-	learned   atomic.Int64 // when we learned it
-	roundTrip atomic.Int64 // the shortest that was measured
-	askedAt   int64        // when pulse has asked whether the peer is there; of pulse
-	owesSince int64        // when it last saw that nothing is owed; of pulse
+	ownerClock   atomic.Int64 // the owner's clock less slowest of this host's clock: see proof.go
+	ownerClockAt atomic.Int64 // when the owner last told its clock, by this host's
+	roundTrip    atomic.Int64 // the shortest that was measured, in nanoseconds
+	pingedAt     int64        // when pulse last sent a ping; of pulse alone
+	idleAt       int64        // when pulse last found that the owner owes no answer; of pulse alone
 
-	mu       sync.Mutex // after wmu of a connection, before queueMu
-	small    queue
-	large    queue
-	flight   []inFlight // by connection
-	byTag    map[uint64]*batch
-	failed   bool
-	messages uint64 // numbers of messages given out
-	notifMax int    // bytes of a notification that the owner takes
-	credit   int    // messages that the owner has room for
-	starved  bool   // a Submit found none
-	kept     int    // answers that are delivered and not received
-	returned int    // answers that were received, and of which the owner is not told
-	grace    int64  // how long what we sent may land, in nanoseconds: the owner goes by it, too
-	graceTop int64  // what it may grow to
-	lastSent int64  // when we last said something that lets bytes land
+	mu                   sync.Mutex // after conn.writeMu, before conn.queuedMu
+	small                queue      // batches of at most inlineMax bytes
+	large                queue
+	parts                []partTable       // by connection
+	byTag                map[uint64]*batch // all that are not complete
+	failed               bool              // shutDown completes all batches: nothing more is sent
+	messages             uint64            // the number of the last notification
+	notifMax             int               // bytes of a notification that the owner takes
+	credit               int               // notifications that the owner has room for
+	submitWaitsForCredit bool              // a Submit has returned ErrFull for lack of credit
+	answersHeld          int               // answers delivered, and not received by the program
+	creditOwed           int               // answers received, and the owner not told of it
+	grace                int64             // the age limit of what is sent, in nanoseconds
+	graceMost            int64             // up to which the owner may raise grace
+	lastSent             int64             // when something was last sent that lets bytes land
 
-	importMu sync.RWMutex
-	imports  session.Imports[remote]
-	asked    map[uint64]chan imported
-	lastAsk  uint64
+	importMu      sync.RWMutex // guards what follows
+	imports       session.Imports[remote]
+	importAnswers map[uint64]chan imported // of Imports under way, by their ids
+	lastImport    uint64                   // the last such id
 }
 
-// imported is what the owner says to an Import.
+// imported is the owner's answer to an Import.
 type imported struct {
 	r   *remote
 	err error
 }
 
 // Conn implements driver.Peer.
-func (p *peer) Conn() uint64 { return p.conn }
+func (p *peer) Conn() uint64 { return p.connID }
 
 // Import implements driver.Peer.
 func (p *peer) Import(token []byte) (uint32, uint64, error) {
@@ -74,24 +76,24 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 		return 0, 0, driver.ErrClosed
 	}
 	defer p.entry.Exit()
-	t, err := session.DecodeToken(token, &p.to.owner)
+	t, err := session.DecodeToken(token, &p.owner.owner)
 	if err != nil {
 		return 0, 0, fmt.Errorf("import: %w", err)
 	}
 	answer := make(chan imported, 1)
 	p.importMu.Lock()
-	p.lastAsk++
-	id := p.lastAsk
-	p.asked[id] = answer
+	p.lastImport++
+	id := p.lastImport
+	p.importAnswers[id] = answer
 	p.importMu.Unlock()
 	defer func() {
 		p.importMu.Lock()
-		delete(p.asked, id)
+		delete(p.importAnswers, id)
 		p.importMu.Unlock()
 	}()
-	p.conns[control].post(&header{kind: kindImport, id: id, key: t.Key, ticket: t.Epoch},
+	p.conns[control].queueFrame(&header{kind: kindImport, id: id, key: t.Key, ticket: t.Epoch},
 		t.Secret[:])
-	p.conns[control].kick(false)
+	p.conns[control].startWriting(false)
 	limit, timer := clock.After(p.b.clock, session.ImportMax)
 	defer timer.Stop()
 	select {
@@ -118,7 +120,7 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	}
 }
 
-// Drop implements driver.Peer. A batch in flight has what it needs of the import.
+// Drop implements driver.Peer. Batches under way have a copy of what they need of the import.
 func (p *peer) Drop(key uint32) {
 	p.importMu.Lock()
 	defer p.importMu.Unlock()
@@ -132,13 +134,13 @@ func (p *peer) Lost() <-chan struct{} { return p.lost }
 func (p *peer) Explain(_, _ uint32) string {
 	how := "in plain text"
 	if p.conns[control].tls {
-		how = "by TLS 1.3, which knows the peer " + p.to.security.String()
+		how = "by TLS 1.3, which knows the peer " + p.owner.security.String()
 	}
 	return fmt.Sprintf("%s to %s, %d connections for data",
 		how, p.conns[control].tcp.RemoteAddr(), len(p.conns)-1)
 }
 
-// serve implements end: what an owner may say.
+// serve implements side: it handles what the owner sends.
 func (p *peer) serve(c *conn) error {
 	for {
 		h, body, err := c.nextFrame()
@@ -151,14 +153,14 @@ func (p *peer) serve(c *conn) error {
 			ok = p.onControl(c, h, body)
 		case h.kind == kindData:
 			var l *landing
-			if l, ok = p.target(c, h); ok {
+			if l, ok = p.readTarget(c, h); ok {
 				if err := c.land(l); err != nil {
 					return err
 				}
-				p.landed(c, h.id, l.status)
+				p.onReadLanded(c, h.id, l.status)
 			}
 		case h.kind == kindAck:
-			p.learn(h.stamp)
+			p.noteOwnerClock(h.stamp)
 			ok = p.onAck(c, h)
 		}
 		if !ok {
@@ -167,13 +169,14 @@ func (p *peer) serve(c *conn) error {
 	}
 }
 
-// onControl takes what comes over the control connection. It reports false for what no owner says.
+// onControl handles a frame of the control connection. It reports false for one that no owner
+// sends.
 func (p *peer) onControl(c *conn, h *header, body []byte) bool {
 	switch h.kind {
 	case kindImported:
 		p.onImported(h)
 	case kindPong:
-		p.learn(h.stamp)
+		p.noteOwnerClock(h.stamp)
 	case kindChallenge:
 		p.confirm(c, h)
 	case kindCredit:
@@ -195,28 +198,28 @@ func (p *peer) onImported(h *header) {
 	}
 	p.importMu.Lock()
 	defer p.importMu.Unlock()
-	if answer := p.asked[h.id]; answer != nil {
-		delete(p.asked, h.id) // one answer, for which there is a place
+	if answer := p.importAnswers[h.id]; answer != nil {
+		delete(p.importAnswers, h.id) // a second answer would find no place in the channel
 		answer <- a
 	}
 }
 
 func (p *peer) onCredit(n int) {
 	p.mu.Lock()
-	p.credit += min(n, 1<<16)
-	starved := p.starved
-	p.starved = false
+	p.credit += min(n, creditMax)
+	waits := p.submitWaitsForCredit
+	p.submitWaitsForCredit = false
 	p.mu.Unlock()
-	if starved {
-		p.b.alarm()
+	if waits {
+		p.b.wakeForRoom()
 	}
 }
 
-// onStopped takes word that nothing of ours lands any more, which we have asked for, or the owner
-// has lost a connection.
+// onStopped: the owner lands nothing more of this peer, either since shutDown has asked for that,
+// or since it has lost a connection.
 func (p *peer) onStopped() {
 	select {
-	case p.stopped <- struct{}{}:
+	case p.ownerStopped <- struct{}{}:
 	default:
 	}
 	p.mu.Lock()
@@ -227,21 +230,20 @@ func (p *peer) onStopped() {
 	}
 }
 
-// broken implements end.
+// broken implements side.
 func (p *peer) broken(*conn, error) { p.lose() }
 
-// lose ends the connections because the peer is gone. What is in flight completes once it is
-// certain that nothing of it lands.
+// lose starts to shut a peer down whose owner is gone.
 func (p *peer) lose() {
 	if p.die() {
 		p.b.tasks.Start(func() { p.shutDown(driver.ErrPeerLost) })
 	}
 }
 
-// die has nothing new begin, and tells the program, before anything completes for that reason. It
-// reports whether it was the first to do so.
+// die has Submit begin nothing more, and closes Lost, which must come before the first completion
+// with ErrPeerLost. It reports whether this call was the first.
 func (p *peer) die() (first bool) {
-	p.dying.Do(func() {
+	p.dieOnce.Do(func() {
 		first = true
 		p.dead.Store(true)
 		close(p.lost)
@@ -249,11 +251,11 @@ func (p *peer) die() (first bool) {
 	return first
 }
 
-// Close implements driver.Peer. It waits a while for what is on its way, at most for
-// Config.CloseMax, and then asks the owner to land nothing any more: that is proved when the
-// owner says so, or when all that we sent is too old to land. So it takes at most CloseMax
-// and 9/8 of the age limit of the connection; where the network's round trip makes that limit
-// longer than Grace, the first wait is shorter by as much.
+// Close implements driver.Peer. It waits for batches under way to end by themselves, at most for
+// Config.CloseMax, and then tells the owner to land nothing more. That is proved when the owner
+// says that it has stopped, or when all that was sent is older than the age limit. So Close takes
+// at most CloseMax and 9/8 of the age limit; where the network's round trip makes that limit longer
+// than Grace, the first wait is shorter by as much.
 func (p *peer) Close() error {
 	if p.entry.Shut() {
 		close(p.closing)
@@ -263,36 +265,53 @@ func (p *peer) Close() error {
 	return nil
 }
 
-// shutDown ends the connections and completes all batches with why. It returns when that is done,
-// by whichever goroutine.
+// shutDown ends the connections, and completes all batches with an error once it is proved that
+// nothing of them lands later. Every call returns when that is done.
 func (p *peer) shutDown(why error) {
-	p.ending.Do(func() {
+	p.shutDownOnce.Do(func() {
 		if p.dead.Load() {
-			why = driver.ErrPeerLost // also where the program closes first
+			why = driver.ErrPeerLost // also if the program has called Close before lose came here
 		} else {
-			p.dropAll(why)
-			p.awaitQuiet()
+			p.failQueued(why)
+			p.awaitIdle()
 		}
+
+		// From here on nothing is sent. end is when all that was sent is too old to land.
 		p.mu.Lock()
 		p.failed = true
 		busy := len(p.byTag) > 0
-		last := p.lastSent
-		if busy && last != 0 {
-			last += p.grace + p.grace/8 // more than the clocks drift apart: see driftPart
+		end := p.lastSent
+		if busy && end != 0 {
+			end += p.grace + p.grace/8 // the clocks drift apart by less: see driftPart
 		}
 		p.mu.Unlock()
+
+		// Bytes of Reads land here: not after stop.
 		for _, c := range p.conns[express:] {
 			c.stop()
 		}
 		for _, c := range p.conns[express:] {
 			c.close(busy)
 		}
+
+		// Bytes of Writes land at the owner: not after it has said so, nor after end.
 		if busy {
-			p.conns[control].send(header{kind: kindStop})
-			p.outlive(last)
+			p.conns[control].sendFrame(header{kind: kindStop})
+			p.awaitTooOld(end)
 		}
 		p.conns[control].close(busy)
-		p.completeAll(why)
+
+		p.mu.Lock()
+		for tag, x := range p.byTag {
+			delete(p.byTag, tag)
+			if x.err == nil {
+				x.err = why
+			}
+			p.complete(x)
+		}
+		p.small, p.large, p.parts = queue{}, queue{}, make([]partTable, len(p.conns))
+		p.mu.Unlock()
+		p.b.wakeForDone()
 		p.b.mu.Lock()
 		delete(p.b.peers, p)
 		p.b.mu.Unlock()
@@ -300,58 +319,35 @@ func (p *peer) shutDown(why error) {
 	})
 }
 
-// dropAll takes what waits out of the queues.
-func (p *peer) dropAll(why error) {
+// failQueued fails the batches of which parts are to be cut yet. All of the others is sent, and
+// perhaps their notifications.
+func (p *peer) failQueued(why error) {
 	p.mu.Lock()
 	for _, x := range p.byTag {
-		if x.queue != nil { // else all of it is on its way, and a message may be
-			p.drop(x, why)
-			p.settle(x)
+		if x.queue != nil {
+			p.failBatch(x, why)
+			p.completeIfOver(x)
 		}
 	}
 	p.mu.Unlock()
 	p.b.wakeForDone()
-	p.conns[express].kickAnswers()
+	p.conns[express].writeQueued()
 }
 
-// awaitQuiet waits for what is on its way.
-func (p *peer) awaitQuiet() {
+// awaitIdle waits until no batch is under way and all frames are written, as long as Close may.
+func (p *peer) awaitIdle() {
 	p.mu.Lock()
 	longer := p.grace - int64(p.b.cfg.Grace)
 	p.mu.Unlock()
 	end := p.b.clock.Now() + int64(p.b.cfg.CloseMax) - longer - longer/8
+	writing := func(c *conn) bool { return c.writeRequests.Load() > 0 }
 	for pause := 10 * time.Microsecond; !p.dead.Load(); pause = min(2*pause, time.Millisecond) {
 		p.mu.Lock()
 		n := len(p.byTag)
 		p.mu.Unlock()
-		if n == 0 && p.written() || p.b.clock.Now() > end {
+		if n == 0 && !slices.ContainsFunc(p.conns, writing) || p.b.clock.Now() > end {
 			return
 		}
 		p.b.clock.Sleep(pause)
 	}
-}
-
-// written reports whether nothing waits to be written.
-func (p *peer) written() bool {
-	for _, c := range p.conns {
-		if c.kicks.Load() > 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// completeAll ends what is left.
-func (p *peer) completeAll(why error) {
-	p.mu.Lock()
-	for tag, x := range p.byTag {
-		delete(p.byTag, tag)
-		if x.err == nil {
-			x.err = why
-		}
-		p.complete(x)
-	}
-	p.small, p.large, p.flight = queue{}, queue{}, make([]inFlight, len(p.conns))
-	p.mu.Unlock()
-	p.b.wakeForDone()
 }

@@ -2,19 +2,19 @@
 
 package tcp
 
-// prefetcher goes ahead of a copy of scattered pieces, and has their memory on its way to the
-// cache when they are copied: else each piece waits for memory by itself.
+// prefetcher is a cursor that runs ahead of a copy of scattered runs and has the processor fetch
+// their memory: else each run waits for memory by itself.
 type prefetcher struct {
 	ranges
 	mem []byte
 }
 
 const (
-	prefetchAhead = 8       // pieces
-	prefetchBytes = 2 << 10 // of each: the processor sees by itself how a longer one goes on
+	prefetchAhead = 8       // runs
+	prefetchBytes = 2 << 10 // of each: the hardware prefetcher follows a longer one by itself
 )
 
-// fetch has the next n pieces fetched.
+// fetch has the next n runs fetched.
 func (s *prefetcher) fetch(n int) {
 	for ; n > 0 && s.left > 0; n-- {
 		off, k := s.next()

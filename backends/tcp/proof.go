@@ -13,15 +13,16 @@ import (
 	"github.com/sluicehq/sluice/internal/clock"
 )
 
-// What nothing lands behind, and why: a Revoke ends the ticket, by the owner alone; the end of a
-// batch or of a connection goes by ages, of which both sides keep account.
+// The two proofs that nothing lands later. A Revoke is proved by the owner alone: it changes the
+// ticket of the memory, and waits for the pieces that are landing. The end of a batch, or of a
+// connection, is proved by the owner's word, or else by age: both sides know how old bytes may be
+// when they land.
 
-// Revoke implements driver.Memory: the ticket that peers know opens nothing any more, and then it
-// waits for the pieces in hand, which are of bounded size. No peer takes part.
+// Revoke implements driver.Memory. Pieces are of bounded size, and no peer takes part.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.mu.Lock()
 	m.revoked = true
-	m.ticket.Store(newTicket()) // no peer learns it
+	m.ticket.Store(newTicket()) // which no peer learns: hasTicket fails for what peers send
 	m.mu.Unlock()
 	if err := m.awaitPieces(ctx); err != nil {
 		return err
@@ -35,31 +36,31 @@ func (m *memory) Revoke(ctx context.Context) error {
 	return nil
 }
 
-// awaitPieces returns once no piece is in hand that looked at an earlier ticket. It begins no
-// goroutine unless there is one, and none beside one that waits already: that one clears landed
-// while it keeps pieces out, so a Revoke that finds it there has changed the ticket before.
+// awaitPieces returns once no piece is landing that was checked against an earlier ticket. If one
+// is, a goroutine takes the gate, however many Revokes wait. It clears awaited while it holds the
+// gate: so a Revoke that finds awaited set has changed the ticket before the gate is taken.
 func (m *memory) awaitPieces(ctx context.Context) error {
 	if m.gate.TryLock() {
 		m.gate.Unlock()
 		return nil
 	}
 	m.mu.Lock()
-	landed := m.landed
-	if landed == nil {
-		landed = make(chan struct{})
-		m.landed = landed
+	awaited := m.awaited
+	if awaited == nil {
+		awaited = make(chan struct{})
+		m.awaited = awaited
 		go func() {
 			m.gate.Lock()
 			m.mu.Lock()
-			m.landed = nil
+			m.awaited = nil
 			m.mu.Unlock()
 			m.gate.Unlock()
-			close(landed)
+			close(awaited)
 		}()
 	}
 	m.mu.Unlock()
 	select {
-	case <-landed:
+	case <-awaited:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("revoke key %d: a piece is being copied: %w",
@@ -67,16 +68,16 @@ func (m *memory) awaitPieces(ctx context.Context) error {
 	}
 }
 
-// hasTicket reports whether a ticket is that of the memory. Where gate is held, it stays so
-// for every Revoke that returns before gate is given back. Tickets are compared in constant time.
+// hasTicket reports whether a ticket is that of the memory. While the caller holds the gate, no
+// Revoke returns that changes the ticket. Tickets are compared in constant time.
 func (m *memory) hasTicket(ticket uint64) bool {
 	diff := m.ticket.Load() ^ ticket
 	return subtle.ConstantTimeEq(int32(diff), 0)&subtle.ConstantTimeEq(int32(diff>>32), 0) == 1
 }
 
-// enter begins a piece. It reports false, and leave must not follow, where the ticket opens
-// nothing any more.
-func (m *memory) enter(ticket uint64) bool {
+// enterGate holds the gate for a piece, if the ticket is that of the memory. Otherwise it reports
+// false, and leaveGate must not follow.
+func (m *memory) enterGate(ticket uint64) bool {
 	m.gate.RLock()
 	if !m.hasTicket(ticket) {
 		m.gate.RUnlock()
@@ -85,26 +86,26 @@ func (m *memory) enter(ticket uint64) bool {
 	return true
 }
 
-func (m *memory) leave() { m.gate.RUnlock() }
+func (m *memory) leaveGate() { m.gate.RUnlock() }
 
-// The owner lands no bytes that are older than the age limit of their connection, which both
-// sides know: the larger Grace of the two, and the time that the network takes for a round
-// trip. All that the initiator sends carries a time by the owner's clock that is past. What is
-// older when it would land, as after a freeze of the owner, waits until the initiator has
-// confirmed that it still wants it.
+// Ages. The owner lands no bytes that are older than the age limit of the connection, which both
+// sides know: the larger Grace of the two, and the time of a round trip. Every frame of the
+// initiator carries a time by the owner's clock that is not later than the frame was made. Bytes
+// that are older when they would land, as after a freeze of the owner, wait until the initiator has
+// confirmed that it still wants them (freshOrAsk, confirm).
 //
-// So the initiator knows that nothing it said lands any more once all of it, its last
-// confirmation too, is older than the limit. The limit must hold a whole round trip: a time
-// stamp is as old as the way of the clock to the initiator and of the frame back, and so is a
-// confirmation. The initiator measures it before it begins. If it grows later, then
-// confirmations come too late to be of use; the owner proposes a longer limit with its next
-// question, and goes by it when the initiator has confirmed the limit with the bytes.
+// So the initiator knows that nothing it sent lands any more once all of it, its last confirmation
+// too, is older than the limit (shutDown). The limit must hold a whole round trip, because a time
+// is as old as the way of the owner's clock to the initiator and of the frame back, and so is a
+// confirmation. The initiator measures the round trip before it begins. If it grows later,
+// confirmations come too late to be of use: the owner proposes a longer limit with its next
+// question, and goes by it when the initiator has confirmed it with the bytes.
 
 // roundTripMax is how much the age limit may exceed the larger Grace of both sides.
 const roundTripMax = 4 * time.Second
 
-// measured takes the time between a frame and its answer. The shortest counts.
-func (p *peer) measured(took int64) {
+// noteRoundTrip keeps the shortest time between a frame and its answer.
+func (p *peer) noteRoundTrip(took int64) {
 	for was := p.roundTrip.Load(); was == 0 || took < was; was = p.roundTrip.Load() {
 		if p.roundTrip.CompareAndSwap(was, took) {
 			return
@@ -112,7 +113,7 @@ func (p *peer) measured(took int64) {
 	}
 }
 
-// setGrace settles the age limit with which the connection begins.
+// setGrace sets the age limit with which the connection begins. owner is the owner's Grace.
 func (p *peer) setGrace(owner time.Duration) error {
 	larger := max(p.b.cfg.Grace, min(owner, graceMax))
 	took := time.Duration(p.roundTrip.Load())
@@ -121,15 +122,14 @@ func (p *peer) setGrace(owner time.Duration) error {
 			"%v, and %v: %w",
 			took, larger, roundTripMax, driver.ErrTimeout)
 	}
-	p.grace, p.graceTop = int64(larger+took), int64(larger+roundTripMax)
+	p.grace, p.graceMost = int64(larger+took), int64(larger+roundTripMax)
 	return nil
 }
 
-// confirm tells the owner that what we sent so far is still wanted. It is asked where that is too
-// old: a connection that has ended confirms nothing. An owner that asks and does not read gets no
-// answer: it asks again.
+// confirm answers an owner that asks whether what was sent so far is still wanted. After shutDown
+// has begun it is not. An owner that asks and does not read gets no answer: it asks again.
 func (p *peer) confirm(c *conn, h *header) {
-	if c.posted() > postedMax {
+	if c.queuedBytes() > queuedMax {
 		return
 	}
 	p.mu.Lock()
@@ -137,87 +137,88 @@ func (p *peer) confirm(c *conn, h *header) {
 	if p.failed {
 		return
 	}
-	p.grace = max(p.grace, int64(min(h.ticket, uint64(p.graceTop)))) // before the owner hears of it
+	// Before the owner hears of the longer limit:
+	p.grace = max(p.grace, int64(min(h.ticket, uint64(p.graceMost))))
 	p.lastSent = p.b.clock.Now()
-	c.post(&header{kind: kindConfirm, id: h.id, ticket: uint64(p.grace)}, nil)
+	c.queueFrame(&header{kind: kindConfirm, id: h.id, ticket: uint64(p.grace)}, nil)
 }
 
-// ages is how the owner's end of a connection judges what comes. mu of the inbound guards what
-// is not atomic.
+// ages is what the owner's end of a connection knows of the age of frames, in nanoseconds of its
+// own clock. inbound.mu guards what is not atomic.
 type ages struct {
-	limit     atomic.Int64 // what is older waits for a confirmation
-	top       int64        // what limit may grow to
-	proposed  int64        // the limit of the next question
-	confirmed atomic.Int64 // when we asked what was confirmed last
-	asked     int64        // when we asked what is not confirmed yet; 0: nothing
+	limit       atomic.Int64 // older frames wait for a confirmation
+	most        int64        // up to which limit may grow
+	proposed    int64        // the limit that the next question proposes
+	confirmedAt atomic.Int64 // when the question was asked that was confirmed last
+	askedAt     int64        // when the question was asked that is not confirmed yet; 0: none
 }
 
 func (a *ages) begin(ours, peers time.Duration) {
 	larger := max(ours, min(peers, graceMax))
 	a.limit.Store(int64(larger))
-	a.top = int64(larger + roundTripMax)
+	a.most = int64(larger + roundTripMax)
 }
 
-// extend goes by a longer limit, which the peer has said that it goes by.
+// extend makes the limit longer, as the peer has said that it counts by that limit.
 func (a *ages) extend(limit uint64) {
-	a.limit.Store(max(a.limit.Load(), int64(min(limit, uint64(a.top)))))
+	a.limit.Store(max(a.limit.Load(), int64(min(limit, uint64(a.most)))))
 }
 
-// fresh reports whether what was sent then may land now. If not, the peer is asked, and its
-// readers are told to go on when it confirms; it is asked early, so that a slow network need
-// not wait.
-func (g *inbound) fresh(stamp int64) bool {
+// freshOrAsk reports whether a frame with this time may land now. If not, it has the peer asked,
+// and onConfirm resumes the reading goroutines. It asks at half of the limit, so that frames over a
+// slow network need not wait.
+func (g *inbound) freshOrAsk(stamp int64) bool {
 	now := g.b.clock.Now()
-	age := now - max(min(stamp, now), g.ages.confirmed.Load())
+	age := now - max(min(stamp, now), g.ages.confirmedAt.Load())
 	limit := g.ages.limit.Load()
 	if age > limit/2 {
-		g.challenge(now, limit)
+		g.askIfWanted(now, limit)
 	}
 	return age <= limit
 }
 
-// challenge asks the peer whether it still wants what it sent, unless it was asked just now.
-func (g *inbound) challenge(now, limit int64) {
+// askIfWanted asks the peer whether it still wants what it sent, unless it was asked just now.
+func (g *inbound) askIfWanted(now, limit int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	a := &g.ages
-	if a.asked != 0 && now-a.asked < limit/2 || g.conns[control] == nil || g.ended {
+	if a.askedAt != 0 && now-a.askedAt < limit/2 || g.conns[control] == nil || g.ended {
 		return
 	}
-	a.asked = now
+	a.askedAt = now
 	c := g.conns[control]
-	c.post(&header{kind: kindChallenge, id: uint64(now), ticket: uint64(max(limit, a.proposed))},
-		nil)
-	g.b.tasks.Start(func() { c.kick(false) }) // our caller holds locks of other connections
+	c.queueFrame(&header{kind: kindChallenge, id: uint64(now),
+		ticket: uint64(max(limit, a.proposed))}, nil)
+	g.b.tasks.Start(func() { c.startWriting(false) }) // the caller holds locks of other connections
 }
 
-// onConfirm takes a confirmation.
+// onConfirm: the peer still wants what it sent before the question h.id was asked.
 func (g *inbound) onConfirm(h *header) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	a, now, asked := &g.ages, g.b.clock.Now(), int64(h.id)
 	if asked > now || asked <= 0 {
-		return errMisplaced // it answers nothing
+		return errMisplaced // no question was asked then
 	}
 	a.extend(h.ticket)
 	if limit := a.limit.Load(); now-asked > limit*3/4 {
-		a.proposed = min(2*limit, a.top) // it comes too late, or nearly so
+		a.proposed = min(2*limit, a.most) // the confirmation comes too late, or nearly so
 	}
-	a.confirmed.Store(max(asked, a.confirmed.Load()))
-	if asked == a.asked {
-		a.asked = 0
+	a.confirmedAt.Store(max(asked, a.confirmedAt.Load()))
+	if asked == a.askedAt {
+		a.askedAt = 0
 	}
 	for _, c := range g.conns {
 		if c != nil {
-			c.proceed()
+			c.resumeReader()
 		}
 	}
 	return nil
 }
 
-// outlive waits until nothing that we said can let bytes land: the owner says that it has
-// stopped, or the time has come at which all we said is too old.
-func (p *peer) outlive(until int64) {
+// awaitTooOld waits until the owner says that it has stopped, or until the time has come at which
+// all that was sent is too old to land; 0: nothing was sent.
+func (p *peer) awaitTooOld(until int64) {
 	if until == 0 {
 		return
 	}
@@ -225,38 +226,39 @@ func (p *peer) outlive(until int64) {
 	defer timer.Stop()
 	select {
 	case <-old:
-	case <-p.stopped:
+	case <-p.ownerStopped:
 	}
 }
 
-// What a peer sends carries a time by the owner's clock that is past. The peer works it out by its
-// own clock from the last that the owner told, and the two clocks do not run alike. The kernel
-// corrects CLOCK_MONOTONIC, which this is, by at most 500 ppm for NTP (MAXFREQ of linux/timex.h:
-// more is a step, or a slew that a daemon was configured for), so two hosts drift apart by at
-// most 1,000 ppm: one part in driftPart. The peer takes the owner's clock for so much slower.
-// CLOCK_MONOTONIC_RAW, which nothing corrects, would cost Go a system call for each look.
+// Two clocks. The initiator works the owner's time out from the last time that the owner told, by
+// its own clock, and two clocks do not run alike. The kernel corrects CLOCK_MONOTONIC, which Go
+// reads, by at most 500 ppm for NTP (MAXFREQ of linux/timex.h: more is a step, or a slew that a
+// daemon was configured for), so two hosts drift apart by at most 1,000 ppm: one part in driftPart.
+// The initiator assumes that the owner's clock is that much slower. CLOCK_MONOTONIC_RAW, which
+// nothing corrects, would cost Go a system call for each look.
 const driftPart = 1000
 
-// stampMax is how old what a peer knows of the owner's clock may be. Its time lags by 60 ms then.
+// stampMax is how old the last time that the owner told may be: ownerTime lags by 60 ms then.
 const stampMax = int64(time.Minute)
 
-// steady is how far the owner's clock has come at least when ours shows that.
-func steady(now int64) int64 { return now - now/driftPart }
+// slowest is how far the owner's clock has run at least while this host's clock ran that far.
+func slowest(now int64) int64 { return now - now/driftPart }
 
-// learn takes what the owner's clock showed when it sent this.
-func (p *peer) learn(stamp int64) {
+// noteOwnerClock keeps what the owner's clock showed when it sent a frame that has just come.
+func (p *peer) noteOwnerClock(stamp int64) {
 	if stamp > 0 {
 		now := p.b.clock.Now()
-		p.offset.Store(stamp - steady(now)) // it was later there than that when this arrived
-		p.learned.Store(now)
+		p.ownerClock.Store(stamp - slowest(now)) // the owner's clock is ahead of it by now
+		p.ownerClockAt.Store(now)
 	}
 }
 
-// stamp is a time by the owner's clock that is past: 0 if we do not know, and the owner asks.
-func (p *peer) stamp() int64 {
+// ownerTime returns a time by the owner's clock that is past. 0: it is not known, so the owner
+// asks.
+func (p *peer) ownerTime() int64 {
 	now := p.b.clock.Now()
-	if now-p.learned.Load() > stampMax {
+	if now-p.ownerClockAt.Load() > stampMax {
 		return 0
 	}
-	return steady(now) + p.offset.Load()
+	return slowest(now) + p.ownerClock.Load()
 }

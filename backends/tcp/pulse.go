@@ -12,60 +12,60 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// pulses is how many there are in a Failure. What a pulse sees began up to one before it, and a
-// twelfth lets no host that is gone be found later than 1.2 times Failure.
+// pulses is how often pulse runs in the time of Config.Failure. It sees a silence up to one period
+// late, at its beginning and at its end: so a host is given up after at most 1.2 times Failure.
 const pulses = 12
 
-// pulse gives up peers whose host is gone: for Failure it has acknowledged nothing of what our
-// kernel sends it. A process that is stopped, or that its host keeps off the processors, is not
-// gone: its kernel acknowledges what it does not read, and the program that began a transfer says
-// how long it may take. So that there is something to acknowledge, a peer that owes us an answer is
-// asked whether it is there. A connection for which no transfer waits outlasts a network that is
-// out for session.IdleFailures times Failure.
+// pulse gives up peers whose host is gone: its kernel has acknowledged nothing of what was sent to
+// it for Config.Failure. A process that is stopped, or kept off its processors, is not gone: its
+// kernel acknowledges what it does not read, and the program that began a transfer says how long it
+// may take. So that there is something to acknowledge, pulse sends a ping to a peer that owes an
+// answer. Where no transfer waits, a connection outlasts a network that is out for
+// session.IdleFailures times Failure.
 func (b *Backend) pulse() {
 	if !b.entry.Enter() {
 		return
 	}
 	defer b.entry.Exit()
 	now := b.clock.Now()
-	slept := now-b.beat > int64(b.cfg.Failure)/2 // we stood still
-	b.beats++
+	slept := now-b.lastPulse > int64(b.cfg.Failure)/2 // this process was stopped meanwhile
+	b.pulseCount++
 	b.mu.Lock()
 	peers, accepted := slices.Collect(maps.Keys(b.peers)), slices.Collect(maps.Values(b.accepted))
 	b.mu.Unlock()
 	for _, p := range peers {
-		p.check(now, slept)
+		p.checkHost(now, slept)
 	}
-	if b.beats%pulses == 0 {
+	if b.pulseCount%pulses == 0 {
 		for _, g := range accepted {
-			g.check(now, slept)
+			g.checkHost(now, slept)
 		}
 	}
-	b.awaitPulse(now)
+	b.schedulePulse(now)
 }
 
-// awaitPulse has pulse called a period after now, unless the backend is closed by then.
-func (b *Backend) awaitPulse(now int64) {
+// schedulePulse has pulse called a period after now, unless the backend is closed.
+func (b *Backend) schedulePulse(now int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.closed.Load() {
-		b.beat = now
-		b.pulsing = b.clock.AfterFunc(b.cfg.Failure/pulses, b.pulse)
+		b.lastPulse = now
+		b.pulseTimer = b.clock.AfterFunc(b.cfg.Failure/pulses, b.pulse)
 	}
 }
 
-// check is pulse's look at a peer.
-func (p *peer) check(now int64, slept bool) {
+// checkHost gives the peer up if its host is gone.
+func (p *peer) checkHost(now int64, slept bool) {
 	p.mu.Lock()
 	owes := len(p.byTag) > 0
 	p.mu.Unlock()
 	p.importMu.RLock()
-	owes = owes || len(p.asked) > 0
+	owes = owes || len(p.importAnswers) > 0
 	p.importMu.RUnlock()
 	if !owes || slept {
-		p.owesSince = now
+		p.idleAt = now
 	}
-	if !owes && p.b.beats%pulses != 0 {
+	if !owes && p.b.pulseCount%pulses != 0 {
 		return
 	}
 	failure := p.b.cfg.Failure
@@ -74,21 +74,21 @@ func (p *peer) check(now int64, slept bool) {
 		each, acked := c.silence(now, slept)
 		silent, heard = max(silent, each), min(heard, acked)
 	}
-	// A host that has no room for what one connection brings may drop it without a word, and answer
-	// on the others.
+	// A host without room for what one connection brings may drop it silently, and acknowledge what
+	// the others bring.
 	if silent >= session.IdleFailures*failure ||
-		min(silent, heard, time.Duration(now-p.owesSince)) > failure {
+		min(silent, heard, time.Duration(now-p.idleAt)) > failure {
 		p.lose()
 		return
 	}
-	if owes && time.Duration(now-p.askedAt) >= failure/2 && !p.conns[control].left {
-		p.askedAt = now
-		p.conns[control].send(header{kind: kindPing})
+	if owes && time.Duration(now-p.pingedAt) >= failure/2 && !p.conns[control].pendingAtPulse {
+		p.pingedAt = now
+		p.conns[control].sendFrame(header{kind: kindPing})
 	}
 }
 
-// check is pulse's look at who sends to us.
-func (g *inbound) check(now int64, slept bool) {
+// checkHost breaks the connections of a peer whose host is gone.
+func (g *inbound) checkHost(now int64, slept bool) {
 	g.mu.Lock()
 	conns := slices.Clone(g.conns)
 	g.mu.Unlock()
@@ -102,10 +102,10 @@ func (g *inbound) check(now int64, slept bool) {
 	}
 }
 
-// silence returns for how long the peer's host has acknowledged nothing of what it was sent, and
-// how long ago it last acknowledged anything. Only pulse calls it.
+// silence returns for how long the other host has acknowledged nothing of what was sent to it over
+// this connection, and how long ago it last acknowledged anything. Only pulse calls it.
 func (c *conn) silence(now int64, slept bool) (silent, acked time.Duration) {
-	s := c.b.kernel(c)
-	c.left = s.Pending
-	return c.host.Look(s, now, slept), s.SinceAck
+	s := c.b.queryOutbound(c)
+	c.pendingAtPulse = s.Pending
+	return c.silenceWatch.Look(s, now, slept), s.SinceAck
 }

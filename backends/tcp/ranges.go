@@ -4,26 +4,27 @@ package tcp
 
 import "github.com/sluicehq/sluice/driver"
 
-// ranges walks the pieces of one part in one memory: as a frame names them, or as the local
-// side of a batch does. All of them were checked to lie within the memory. It is copied to look
-// ahead.
+// ranges is a cursor over the runs of memory that one part names, on one side: at the owner as its
+// frame names them, at the initiator as the local side of the batch does. All are checked to lie
+// within the memory before. A copy of the cursor looks ahead.
 type ranges struct {
-	left uint64 // bytes of the part that are not passed
-	off  uint64 // where the piece at the cursor goes on, for
-	n    uint64 // bytes; 0: the next piece is to be looked up
+	left uint64 // bytes of the part behind the cursor
+	off  uint64 // where in the memory the cursor is
+	n    uint64 // bytes of this run behind the cursor; 0: findPiece finds the next run
 
-	table   []byte          // the pieces are entries of a frame, or
-	descs   []driver.Desc   // the local side of descriptors, or
-	pattern *driver.Pattern // runs of a pattern,
-	side    *driver.Side    // of this side of it
+	// where the runs come from, one of these
+	table   []byte          // the entries of a frame
+	descs   []driver.Desc   // the local side of descriptors
+	pattern *driver.Pattern // its side
+	side    *driver.Side
 
-	i    int                     // piece that is looked up next; of a pattern: the entry of run
-	skip uint64                  // bytes of it that are left out
-	run  uint64                  // where the next run of the pattern begins
-	pos  [driver.LoopsMax]uint32 // which it is of each loop
+	i       int                     // the next entry of table, desc, or entry of pattern
+	skip    uint64                  // bytes of it that an earlier part has
+	run     uint64                  // of a pattern: where its next run begins
+	loopPos [driver.LoopsMax]uint32 // of a pattern: the round of each loop
 }
 
-// walkPattern begins skip bytes behind the start of an entry.
+// walkPattern puts the cursor on a pattern, skip bytes behind the beginning of an entry.
 func (r *ranges) walkPattern(p *driver.Pattern, side *driver.Side, entry int, skip uint64) {
 	r.pattern, r.side, r.i = p, side, entry
 	r.run = side.At(entry)
@@ -31,12 +32,13 @@ func (r *ranges) walkPattern(p *driver.Pattern, side *driver.Side, entry int, sk
 	r.skip = skip % p.Run
 	for l := len(p.Loops) - 1; l >= 0; l-- {
 		n := uint64(p.Loops[l].N)
-		r.pos[l] = uint32(at % n)
+		r.loopPos[l] = uint32(at % n)
 		r.run += at % n * r.stride(l)
 		at /= n
 	}
 }
 
+// stride returns how far apart the rounds of a loop are, on this side.
 func (r *ranges) stride(loop int) uint64 {
 	if r.side == &r.pattern.Remote {
 		return r.pattern.Loops[loop].Remote
@@ -44,19 +46,19 @@ func (r *ranges) stride(loop int) uint64 {
 	return r.pattern.Loops[loop].Local
 }
 
-// next returns the contiguous range at the cursor; left is over 0.
+// next returns the run at the cursor. Preconditions: left is over 0.
 func (r *ranges) next() (off, n uint64) {
 	if r.n == 0 {
-		r.look()
+		r.findPiece()
 	}
 	return r.off, min(r.n, r.left)
 }
 
-// look finds the next piece.
-func (r *ranges) look() {
+// findPiece finds the next run.
+func (r *ranges) findPiece() {
 	switch {
 	case r.pattern != nil:
-		r.lookRun()
+		r.findRun()
 	case r.descs != nil:
 		d := &r.descs[r.i]
 		r.off, r.n = d.Local+r.skip, d.Len-r.skip
@@ -67,15 +69,15 @@ func (r *ranges) look() {
 	}
 }
 
-// lookRun takes runs of a pattern that adjoin as one piece.
-func (r *ranges) lookRun() {
+// findRun is findPiece for a pattern. Adjacent runs become one.
+func (r *ranges) findRun() {
 	p, left := r.pattern, r.left
 	length := p.Run
 	off, n := r.run+r.skip, length-r.skip
 	r.skip = 0
 	if len(p.Loops) == 0 && r.side.Per <= 1 {
 		s, i, run := r.side, r.i, uint64(0)
-		for i++; i < p.Count; i++ { // as Side.At has it, without a call
+		for i++; i < p.Count; i++ { // computes what Side.At returns, without the call
 			slot := uint64(i)
 			if s.List != nil {
 				slot = uint64(s.List[i])
@@ -87,23 +89,23 @@ func (r *ranges) lookRun() {
 		}
 		r.i, r.run = i, run
 	} else {
-		for r.step(); n < left && r.run == off+n; r.step() {
+		for r.nextRun(); n < left && r.run == off+n; r.nextRun() {
 			n += length
 		}
 	}
 	r.off, r.n = off, n
 }
 
-// step moves on by one run.
-func (r *ranges) step() {
+// nextRun finds where the next run of a pattern begins.
+func (r *ranges) nextRun() {
 	loops := r.pattern.Loops
 	for l := len(loops) - 1; l >= 0; l-- {
 		stride := r.stride(l)
-		if r.pos[l]++; r.pos[l] < loops[l].N {
+		if r.loopPos[l]++; r.loopPos[l] < loops[l].N {
 			r.run += stride
 			return
 		}
-		r.pos[l] = 0
+		r.loopPos[l] = 0
 		r.run -= stride * uint64(loops[l].N-1)
 	}
 	if r.i++; r.i < r.pattern.Count {
@@ -111,14 +113,14 @@ func (r *ranges) step() {
 	}
 }
 
-// advance moves on by n bytes, at most what next returned.
+// advance moves the cursor by n bytes, at most as many as next has returned.
 func (r *ranges) advance(n uint64) {
 	r.left -= n
 	r.off += n
 	r.n -= n
 }
 
-// skipOver moves on by n bytes of any number of pieces.
+// skipOver moves the cursor by n bytes, over any number of runs.
 func (r *ranges) skipOver(n uint64) {
 	for n > 0 {
 		_, k := r.next()

@@ -10,47 +10,51 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// directMin is from how many bytes of contiguous memory on the kernel copies into place. Less
-// goes through a chunk, which is read with one call for many frames and pieces.
+// The reading half of a connection, the same at both ends. The reading goroutine (receive) runs
+// serve of the connection's side, which takes one frame after the other (nextFrame) and has
+// payloads land (land). Bytes come through a chunk, but for those of large payloads in plain text,
+// which the kernel copies to their place (readOnce).
+
+// directMin: runs of memory of at least so many bytes are filled by the kernel. Shorter ones go
+// through the chunk, which is read with one call for many frames and pieces.
 const directMin = 8 << 10
 
-// receiver is the reading half of a connection, which its reading goroutine alone uses. Bytes come
-// through a chunk, but for those of large payloads in plain text, which the kernel puts in place.
+// receiver is what a connection has read. Its reading goroutine alone uses it.
 type receiver struct {
-	chunk    *chunk          // nil while the connection waits for a frame
-	from, to int             // read and not used yet, in chunk
-	head     [headBytes]byte // of TLS, before there is a chunk
-	h        header
-	land     landing
-	vector   vector
-	large    bool // the last payload was: the next one is to go in place as well
-	short    bool // the last read brought less than was asked, so the next one may wait
+	chunk        *chunk          // nil while the connection waits for a frame
+	from, to     int             // of chunk: the bytes that are read and not used yet
+	head         [headBytes]byte // what TLS reads while there is no chunk
+	h            header          // of the frame in hand
+	land         landing         // of the payload in hand
+	vector       vector
+	expectLarge  bool // the last payload was large: the next one probably is too
+	lastWasShort bool // the last read brought less than was asked, so the next one may wait
 
-	// readOnce, which readMore has the poller call; made once, since a closure would be allocated.
+	// readOnce, as RawConn.Read takes it: made once, since a closure would be allocated.
 	read func(fd uintptr) bool
-
-	into *landing // what readOnce reads, and how it ended
-	room int
-	idle bool
-	err  error
+	// the arguments of readOnce, as readMore has them, and its result
+	readInto *landing
+	readRoom int
+	readIdle bool
+	readErr  error
 }
 
-// errOver is the end of a connection by our own side.
-var errOver = errors.New("the connection is over")
+// errStopped: this end has stopped the connection.
+var errStopped = errors.New("the connection is over")
 
 // receive is the reading goroutine of a connection.
 func (c *conn) receive() {
-	err := c.end.serve(c)
+	err := c.side.serve(c)
 	if c.in.chunk != nil {
 		c.b.chunks.put(c.in.chunk)
 	}
-	if !c.over.Load() {
-		c.end.broken(c, err)
+	if !c.stopped.Load() {
+		c.side.broken(c, err)
 	}
 }
 
-// nextFrame returns the head of the next frame, and what must be there of it as a whole. Both stay
-// until it is called again.
+// nextFrame reads the head of the next frame, and its body but for the payload. Both are valid
+// until the next call.
 func (c *conn) nextFrame() (h *header, body []byte, err error) {
 	in := &c.in
 	if err := c.buffer(headBytes); err != nil {
@@ -61,21 +65,21 @@ func (c *conn) nextFrame() (h *header, body []byte, err error) {
 		return nil, nil, err
 	}
 	in.from += headBytes
-	n := h.buffered()
+	n := h.bodyBytes()
 	if err := c.buffer(n); err != nil {
 		return nil, nil, err
 	}
 	body = in.chunk.mem[in.from : in.from+n]
 	in.from += n
 	if payload := int(h.length) - n; payload > 0 {
-		in.large = payload >= directMin
-		body = in.chunk.table[:copy(in.chunk.table[:], body)] // the payload comes over it
+		in.expectLarge = payload >= directMin
+		body = in.chunk.table[:copy(in.chunk.table[:], body)] // the payload overwrites it
 	}
 	return h, body, nil
 }
 
-// buffer has at least n bytes in the chunk. Behind a large frame there is probably another, of
-// which only the head and one entry are taken: its payload has a place of its own.
+// buffer reads until the chunk has n unused bytes. Behind a large frame it reads no more than the
+// head and the table of the next one, whose payload the kernel is to copy to its place.
 func (c *conn) buffer(n int) error {
 	in := &c.in
 	for in.to-in.from < n {
@@ -84,10 +88,10 @@ func (c *conn) buffer(n int) error {
 			in.from = 0
 		}
 		whole := max(n, chunkBytes)
-		if in.large {
+		if in.expectLarge {
 			whole = max(n, headBytes+entryBytes)
 		}
-		in.room = whole - in.to
+		in.readRoom = whole - in.to
 		if err := c.readMore(nil, in.to == 0 && n == headBytes); err != nil {
 			return err
 		}
@@ -95,23 +99,33 @@ func (c *conn) buffer(n int) error {
 	return nil
 }
 
-// land brings the payload of a frame to where it goes, piece by piece.
+// land has the payload of a frame land, piece by piece. Where the peer has to confirm first that it
+// still wants the bytes (proof.go), land waits for that.
 func (c *conn) land(l *landing) error {
 	in := &c.in
 	for l.left > 0 {
 		var err error
 		if in.from == in.to {
-			in.from, in.to, in.room = 0, 0, chunkBytes
-			err = c.readMore(l, false)
+			in.from, in.to, in.readRoom = 0, 0, chunkBytes
+			err = c.readMore(l, false) // readOnce may have a piece land in place
 		} else {
-			b := in.chunk.mem[in.from:in.to]
-			b = b[:min(uint64(len(b)), l.left, handMax)]
-			if err = c.copyPiece(l, b); err == nil {
-				in.from += len(b)
+			piece := in.chunk.mem[in.from:in.to]
+			piece = piece[:min(uint64(len(piece)), l.left, pieceMax)]
+			left := l.left - uint64(len(piece))
+			switch err = c.beginPiece(l); err {
+			case nil:
+				if err := l.copyIn(piece); err != nil {
+					l.mem, l.status = nil, session.StatusOf(err)
+				}
+				c.endPiece(l)
+				fallthrough
+			case errUnwanted:
+				l.left, err = left, nil
+				in.from += len(piece)
 			}
 		}
 		if err == errStale {
-			c.kickAnswers()
+			c.writeQueued() // the question to the peer
 			err = c.awaitResume()
 		}
 		if err != nil {
@@ -121,37 +135,20 @@ func (c *conn) land(l *landing) error {
 	return nil
 }
 
-// copyPiece copies bytes that have come, at most handMax.
-func (c *conn) copyPiece(l *landing, b []byte) error {
-	left := l.left - uint64(len(b))
-	switch err := c.enter(l); err {
-	case nil:
-		if err := l.place(b); err != nil {
-			l.mem, l.status = nil, session.StatusOf(err)
-		}
-		c.leave(l)
-	case errUnwanted:
-	default:
-		return err
-	}
-	l.left = left
-	return nil
-}
-
-// readMore reads once, up to in.room bytes into the chunk, and waits for the other side where
-// nothing has come: between frames, idle, without a chunk. In plain text the bytes of l that may go
-// in place go there first.
+// readMore waits for bytes and reads once: in plain text first the bytes of l that the kernel may
+// copy to their place, then up to in.readRoom bytes into the chunk. idle says that it waits between
+// frames: then the connection keeps no chunk.
 func (c *conn) readMore(l *landing, idle bool) (err error) {
 	in := &c.in
-	if in.short || c.tls && l == nil {
-		c.kickAnswers() // before we wait
+	if in.lastWasShort || c.tls && l == nil {
+		c.writeQueued() // before this goroutine waits
 	}
 	if !c.tls {
-		in.into, in.idle = l, idle
+		in.readInto, in.readIdle = l, idle
 		if err := c.raw.Read(in.read); err != nil {
 			return err
 		}
-		return in.err
+		return in.readErr
 	}
 	n := 0
 	if idle {
@@ -163,63 +160,64 @@ func (c *conn) readMore(l *landing, idle bool) (err error) {
 		in.chunk = c.b.chunks.get()
 		copy(in.chunk.mem[:], in.head[:n])
 	} else {
-		n, err = c.net.Read(in.chunk.mem[in.to:][:in.room])
+		n, err = c.net.Read(in.chunk.mem[in.to:][:in.readRoom])
 	}
 	if in.to += n; n > 0 {
-		return nil // an error comes again
+		return nil // the next read returns the error again
 	}
 	return err
 }
 
-// readOnce is readMore in plain text, as the poller calls it until it reports true. For a Read of
-// ours it walks the lists of a batch (aim, skipOver) outside enter and leave. completeAll may have
-// that batch used again, which is safe only because closing the socket first waits for this.
+// readOnce is readMore in plain text. The poller calls it until it reports true. For the bytes of a
+// Read, at the initiator, it walks the lists of the batch (listDirect, skipOver) outside beginPiece
+// and endPiece. completeAll may have that batch used again, which is safe only because closing the
+// socket first waits for readOnce.
 func (c *conn) readOnce(fd uintptr) bool {
 	in := &c.in
 	if in.chunk == nil {
 		in.chunk = c.b.chunks.get()
 	}
-	aimed, room := 0, in.room
-	if l := in.into; l != nil && l.aim(&in.vector) {
-		switch err := c.enter(l); err {
+	direct, room := 0, in.readRoom
+	if l := in.readInto; l != nil && l.listDirect(&in.vector) {
+		switch err := c.beginPiece(l); err {
 		case nil:
-			aimed, room = in.vector.sum, headBytes+entryBytes
-		case errUnwanted: // it goes into the chunk
+			direct, room = in.vector.sum, headBytes+entryBytes
+		case errUnwanted: // the bytes go into the chunk, and from there nowhere
 			in.vector.drop()
 		default:
 			in.vector.drop()
-			in.err = err
+			in.readErr = err
 			return true
 		}
 	}
 	in.vector.add(in.chunk.mem[in.to:][:room])
 	asked := in.vector.sum
 	n, err := in.vector.call(unix.SYS_READV, int(fd))
-	if aimed > 0 {
-		c.leave(in.into)
+	if direct > 0 {
+		c.endPiece(in.readInto)
 	}
 	in.vector.drop()
 	switch {
-	case aimed > 0 && err == unix.EFAULT: // the kernel has kept what it could not place
-		in.into.mem, in.into.status = nil, session.StatusFault
+	case direct > 0 && err == unix.EFAULT: // the socket still has what the kernel could not copy
+		in.readInto.mem, in.readInto.status = nil, session.StatusFault
 		return c.readOnce(fd)
 	case err == unix.EAGAIN:
-		if in.idle {
+		if in.readIdle {
 			c.b.chunks.put(in.chunk)
 			in.chunk = nil
 		}
-		c.kickAnswers()
+		c.writeQueued()
 		return false
 	case err == nil && n == 0:
-		err = errEnded
+		err = errClosedByPeer
 	case err == nil:
-		in.short = n < asked
-		if placed := min(n, aimed); placed > 0 {
-			in.into.skipOver(uint64(placed))
+		in.lastWasShort = n < asked
+		if placed := min(n, direct); placed > 0 {
+			in.readInto.skipOver(uint64(placed))
 			n -= placed
 		}
 		in.to += n
 	}
-	in.err = err
+	in.readErr = err
 	return true
 }

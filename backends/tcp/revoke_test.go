@@ -30,7 +30,7 @@ func TestRevokeWaitsForThePieceInHand(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 
-	require.True(t, m.enter(m.ticket.Load())) // a piece is in hand
+	require.True(t, m.enterGate(m.ticket.Load())) // a piece is in hand
 	require.ErrorIs(t, m.Revoke(over), context.Canceled)
 	_, _, err = p.Import(token)
 	require.ErrorIs(t, err, driver.ErrRevoked)
@@ -48,7 +48,7 @@ func TestRevokeWaitsForThePieceInHand(t *testing.T) {
 		require.Fail(t, "a Revoke returned with a piece in hand", "%v", err)
 	default:
 	}
-	m.leave()
+	m.leaveGate()
 	require.NoError(t, <-proved)
 	require.NoError(t, m.Revoke(over), "the proof is there at once")
 	require.Zero(t, mem[0])
@@ -133,8 +133,8 @@ func TestPieceThatWaitedIsLookedAtAgain(t *testing.T) {
 		var reader *inbound
 		for reader = range acceptedBy(owner) {
 		}
-		for express := reader.conns[express]; express.rmu.TryLock(); runtime.Gosched() {
-			express.rmu.Unlock() // until it has the bytes, and waits
+		for express := reader.conns[express]; express.landMu.TryLock(); runtime.Gosched() {
+			express.landMu.Unlock() // until it has the bytes, and waits
 		}
 		stop := clock.Run(10 * time.Millisecond)
 		require.NoError(t, p.Close())
@@ -182,8 +182,8 @@ func TestRevokesOfAStuckPiece(t *testing.T) {
 	m := mem.(*memory)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.True(t, m.enter(m.ticket.Load()))
-	leave := sync.OnceFunc(m.leave)
+	require.True(t, m.enterGate(m.ticket.Load()))
+	leave := sync.OnceFunc(m.leaveGate)
 	defer leave()
 	before := runtime.NumGoroutine()
 	for range 100 {

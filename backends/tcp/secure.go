@@ -20,11 +20,11 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// security is how the ends of a connection know each other: both must do it alike.
+// security is how the two ends of a connection know each other. Both must have the same.
 type security uint8
 
 const (
-	plain     security = iota // by tokens alone
+	plain     security = iota // plain text: not at all; tokens alone open memory
 	certified                 // TLS with certificates of both sides
 	pinned                    // TLS with the key that the owner's address names: see ownKey
 )
@@ -35,39 +35,39 @@ func (s security) String() string {
 		"by the key in its address (neither TLS, Identity nor Plaintext)"}[s]
 }
 
-// call secures a connection that we began, to a place of its owner's.
-func (b *Backend) call(ctx context.Context, tcp *net.TCPConn, to *address, place string) (net.Conn,
-	error) {
+// secureCall encrypts a connection that this backend has opened to a place of an owner.
+func (b *Backend) secureCall(ctx context.Context, tcp *net.TCPConn, to *address,
+	place string) (net.Conn, error) {
 	switch b.address.security {
 	case plain:
 		return tcp, nil
 	case pinned:
 		return callPinned(ctx, &records{TCPConn: tcp, b: b}, to.pin)
 	}
-	return b.secure.Call(ctx, &records{TCPConn: tcp, b: b}, withoutPort(place))
+	return b.identity.Call(ctx, &records{TCPConn: tcp, b: b}, withoutPort(place))
 }
 
-// answer secures a connection that a peer began.
-func (b *Backend) answer(ctx context.Context, tcp *net.TCPConn) (net.Conn, error) {
+// secureAnswer encrypts a connection that a peer has opened.
+func (b *Backend) secureAnswer(ctx context.Context, tcp *net.TCPConn) (net.Conn, error) {
 	switch b.address.security {
 	case plain:
 		return tcp, nil
 	case pinned:
-		return b.own.answer(ctx, &records{TCPConn: tcp, b: b})
+		return b.ownKey.answer(ctx, &records{TCPConn: tcp, b: b})
 	}
-	return b.secure.Answer(ctx, &records{TCPConn: tcp, b: b})
+	return b.identity.Answer(ctx, &records{TCPConn: tcp, b: b})
 }
 
-// refusal says why the owner hung up in place of a welcome: it may have refused our
-// certificate.
-func (b *Backend) refusal(err error, tcp net.Conn) error {
+// explainHangUp adds to an error why the owner may have hung up before its welcome: it may have
+// refused this side's certificate.
+func (b *Backend) explainHangUp(err error, tcp net.Conn) error {
 	if b.address.security != certified {
 		return err
 	}
-	return b.secure.Explain(err, withoutPort(tcp.RemoteAddr().String()))
+	return b.identity.Explain(err, withoutPort(tcp.RemoteAddr().String()))
 }
 
-// withoutPort is a place without its port.
+// withoutPort returns the host of a place.
 func withoutPort(place string) string {
 	host, _, err := net.SplitHostPort(place)
 	if err != nil {
@@ -76,17 +76,16 @@ func withoutPort(place string) string {
 	return host
 }
 
-// pin is what an address says of its owner's key, and what the owner asks of its callers: they
-// have been given the address.
+// pin is what a pinned address has beside its places: a digest of the owner's key, and a secret by
+// which initiators prove that they have been given the address.
 type pin struct {
 	key    [sha256.Size]byte // digest of the public key
 	secret [16]byte
 }
 
-// ownKey is the key of a backend to which no other identity was given. It is made anew for each, so
-// that nothing need be configured: a peer trusts it as the address that names it came by a channel
-// that the program trusts, and proves by the secret in it that it may call. What passes is
-// encrypted; a program between the two has another key.
+// ownKey is the key of a backend whose Config has no identity. Each backend makes a new one, so
+// that nothing need be configured: an initiator trusts the key because the address that names it
+// came by a channel that its program trusts. A program that stands between the two has another key.
 type ownKey struct {
 	pin    pin
 	server *tls.Config
@@ -97,7 +96,7 @@ func newOwnKey() (*ownKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a key: %w", err)
 	}
-	// What a certificate says is not looked at, but for its key.
+	// Initiators look at nothing in the certificate but its key.
 	text, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<32, 0),
 	}, &x509.Certificate{}, public, private)
@@ -124,11 +123,11 @@ func (k *ownKey) answer(ctx context.Context, conn net.Conn) (net.Conn, error) {
 var errOtherKey = errors.New("what answers at the owner's address has another key than the " +
 	"address names: it is another program, or one that stands between")
 
-// callPinned speaks to the owner of a key, and to no other.
+// callPinned is secureCall to the owner of a key, and to no other.
 func callPinned(ctx context.Context, conn net.Conn, p pin) (net.Conn, error) {
 	c := tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS13,
 		DynamicRecordSizingDisabled: true,
-		InsecureSkipVerify:          true, // by names and authorities; the key is looked at instead
+		InsecureSkipVerify:          true, // VerifyConnection checks the key instead
 		VerifyConnection: func(s tls.ConnectionState) error {
 			got := sha256.Sum256(s.PeerCertificates[0].RawSubjectPublicKeyInfo)
 			if subtle.ConstantTimeCompare(got[:], p.key[:]) != 1 {
@@ -150,35 +149,35 @@ func shake(ctx context.Context, c *tls.Conn) (net.Conn, error) {
 	return c, nil
 }
 
-// records is a socket below TLS, which writes one record of 16 KiB after the other. Between hold
-// and flush they wait in a chunk, so that the kernel is called once for several.
+// records is the socket to which crypto/tls writes one record of 16 KiB after the other. Between
+// hold and flush it keeps them in a chunk, so that the kernel is called once for several.
 type records struct {
 	*net.TCPConn
 	b *Backend
 
-	mu     sync.Mutex // TLS may write of itself while the program reads
-	chunk  *chunk     // nil: nothing is held back
-	holds  bool
-	failed error
+	mu      sync.Mutex // crypto/tls may write on its own while it reads
+	chunk   *chunk     // records that are kept; nil: none
+	holding bool
+	err     error // of the first write that failed
 }
 
 // recordsSlack is by how much the records of what fits into a chunk may exceed it.
 const recordsSlack = 256
 
-// hold keeps what is written until flush.
+// hold keeps records until flush.
 func (r *records) hold() {
 	r.mu.Lock()
-	r.holds = true
+	r.holding = true
 	r.mu.Unlock()
 }
 
-// flush writes what was kept. What failed once fails for good, as TLS does.
+// flush writes what was kept. After an error all later writes fail, as crypto/tls expects.
 func (r *records) flush() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.holds = false
-	r.empty()
-	return r.failed
+	r.holding = false
+	r.writeHeld()
+	return r.err
 }
 
 // Write implements net.Conn.
@@ -186,12 +185,12 @@ func (r *records) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.chunk != nil && len(p) > len(r.chunk.mem)-r.chunk.n {
-		r.empty()
+		r.writeHeld()
 	}
-	if r.failed != nil {
-		return 0, r.failed
+	if r.err != nil {
+		return 0, r.err
 	}
-	if !r.holds {
+	if !r.holding {
 		return r.TCPConn.Write(p)
 	}
 	if r.chunk == nil {
@@ -202,12 +201,14 @@ func (r *records) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (r *records) empty() {
+// writeHeld writes what is kept.
+// Preconditions: mu is held.
+func (r *records) writeHeld() {
 	if r.chunk == nil {
 		return
 	}
-	if _, err := r.TCPConn.Write(r.chunk.mem[:r.chunk.n]); r.failed == nil {
-		r.failed = err
+	if _, err := r.TCPConn.Write(r.chunk.mem[:r.chunk.n]); r.err == nil {
+		r.err = err
 	}
 	r.b.chunks.put(r.chunk)
 	r.chunk = nil

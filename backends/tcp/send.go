@@ -11,34 +11,41 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// gatherMin is from how many contiguous bytes on the kernel takes them where they lie. Less
-// is gathered in a chunk first.
+// The writing half of a connection, the same at both ends. Control frames are queued (queueFrame).
+// The frames of batches, and the answers to Reads, are made when the socket has room for them: by
+// putNext of the connection's side. One goroutine at a time writes (writeAll): the goroutine that
+// had something to send (startWriting), or the connection's writing goroutine (writeLoop).
+
+// gatherMin: runs of at least so many bytes are written from where they lie. Shorter ones are
+// copied into the chunk first.
 const gatherMin = 8 << 10
 
 // inlineMax is how many bytes of a batch the caller of Submit may write itself.
 const inlineMax = 64 << 10
 
-// sender is what a connection is about to write. wmu guards it.
+// sender is what a connection is about to write: first the chunk, then the direct runs, which are
+// all of one payload. conn.writeMu guards it.
 type sender struct {
-	chunk  *chunk
-	from   int // written of chunk
-	direct [vectorMax - 1][]byte
-	first  int // of direct that is not written
-	count  int
-	src    source
-	vector vector
-	err    error
+	chunk        *chunk // nil: nothing is to be written
+	chunkWritten int    // bytes of chunk that are written
+	direct       [vectorMax - 1][]byte
+	directFrom   int // the first of direct that is not all written
+	directEnd    int // behind the last of direct
+	payload      payload
+	vector       vector
 }
 
-// source is the payload that follows a head.
-type source struct {
+// payload is the bytes that follow the head of a frame, as far as they are not in chunk or direct.
+type payload struct {
 	ranges
-	mem    []byte
-	m      *memory // of the owner, whose gate is held by each piece
-	ticket uint64
-	status session.Status // not OK: what is left is filled with zeros
-	id     uint64         // of the part
-	open   bool           // sent is to be called
+	mem []byte
+	// the memory of a Read that a peer asked for: its gate is held while mem is read; nil: mem is
+	// the local side of a Write
+	owned      *memory
+	ticket     uint64         // that the Read brought
+	status     session.Status // not OK: the rest is sent as zeros
+	id         uint64         // of the part
+	unfinished bool           // side.payloadSent is to be called
 }
 
 func (o *sender) release(b *Backend) {
@@ -47,258 +54,260 @@ func (o *sender) release(b *Backend) {
 		o.chunk = nil
 	}
 	o.vector.drop()
-	clear(o.direct[:o.count])
-	o.from, o.first, o.count = 0, 0, 0
+	clear(o.direct[:o.directEnd])
+	o.chunkWritten, o.directFrom, o.directEnd = 0, 0, 0
 }
 
-// room is how much the chunk takes. Its records must fit into another.
-func (o *sender) room() int { return len(o.chunk.mem) - recordsSlack - o.chunk.n }
+// chunkRoom is how many bytes the chunk takes: as TLS records they must fit into another chunk.
+func (o *sender) chunkRoom() int { return len(o.chunk.mem) - recordsSlack - o.chunk.n }
 
-// put appends a head.
-func (o *sender) put(h *header) { o.chunk.n = len(h.append(o.chunk.mem[:o.chunk.n])) }
+// putHead appends a head to the chunk.
+func (o *sender) putHead(h *header) { o.chunk.n = len(h.append(o.chunk.mem[:o.chunk.n])) }
 
-// post queues a frame that goes before data; kick must follow.
-func (c *conn) post(h *header, body []byte) {
+// queueFrame queues a frame that goes before those of batches. The caller must startWriting.
+func (c *conn) queueFrame(h *header, body []byte) {
 	h.length = uint32(len(body))
-	c.queueMu.Lock()
-	c.queue = append(h.append(c.queue), body...)
-	c.queueMu.Unlock()
+	c.queuedMu.Lock()
+	c.queued = append(h.append(c.queued), body...)
+	c.queuedMu.Unlock()
 }
 
-// posted is how many bytes are queued.
-func (c *conn) posted() int {
-	c.queueMu.Lock()
-	defer c.queueMu.Unlock()
-	return len(c.queue)
+func (c *conn) queuedBytes() int {
+	c.queuedMu.Lock()
+	defer c.queuedMu.Unlock()
+	return len(c.queued)
 }
 
-// send is post and kick.
-func (c *conn) send(h header) {
-	c.post(&h, nil)
-	c.kick(false)
+// sendFrame queues a frame without a body, and starts to write.
+func (c *conn) sendFrame(h header) {
+	c.queueFrame(&h, nil)
+	c.startWriting(false)
 }
 
-// kickAnswers has written what answers the other side, if anything does.
-func (c *conn) kickAnswers() {
-	if c.posted() > 0 || c.serves.Load() {
-		c.kick(false)
+// writeQueued starts to write if frames are queued, or Reads wait for their bytes.
+func (c *conn) writeQueued() {
+	if c.queuedBytes() > 0 || c.hasReads.Load() {
+		c.startWriting(false)
 	}
 }
 
-// kick has what waits written: by this goroutine as far as the socket takes it, unless the work is
-// large, or another goroutine is at it, which then looks again.
-func (c *conn) kick(large bool) {
-	if c.kicks.Add(1) > 1 {
+// startWriting has everything written that waits. Where another goroutine writes already, that one
+// looks again. Otherwise this goroutine writes as much as the socket takes, unless the work is
+// large, and leaves the rest to the writing goroutine.
+func (c *conn) startWriting(large bool) {
+	if c.writeRequests.Add(1) > 1 {
 		return
 	}
 	if large || c.tls || c.raw.Write(c.writeNow) != nil {
-		c.handOver()
+		c.wakeWriter()
 	}
 }
 
-// handOver leaves the writing to the goroutine. Only the goroutine that has it may call this.
-func (c *conn) handOver() {
-	c.start.Do(func() { c.b.tasks.Start(c.write) })
-	c.work <- struct{}{} // one goroutine has the writing, and there is one place
+// wakeWriter leaves the writing to the writing goroutine, which it starts the first time.
+// Preconditions: the caller is the goroutine that writes.
+func (c *conn) wakeWriter() {
+	c.startWriter.Do(func() { c.b.tasks.Start(c.writeLoop) })
+	c.writerWork <- struct{}{} // does not block: one goroutine writes, and there is one place
 }
 
-// write is the writing goroutine.
-func (c *conn) write() {
+// writeLoop is the writing goroutine. It waits for the socket in the runtime's poller.
+func (c *conn) writeLoop() {
 	for {
 		select {
-		case <-c.work:
-		case <-c.gone:
+		case <-c.writerWork:
+		case <-c.closed:
 			return
 		}
 		if c.tls {
-			_ = c.drain(-1) // the reader finds the same, and tells of it
-		} else if c.raw.Write(c.writeOut) != nil {
-			return // it is closed
+			_ = c.writeAll(-1) // the reading goroutine finds the same error, and reports it
+		} else if c.raw.Write(c.writeBlocking) != nil {
+			return // the connection is closed
 		}
 	}
 }
 
-// errBlocked: the socket takes no more.
+// errBlocked: the socket takes no more now.
 var errBlocked = errors.New("the socket is full")
 
-// drain writes what there is, and gives the writing up unless there is an error.
-func (c *conn) drain(fd int) error {
-	for {
-		before := c.kicks.Load()
-		if err := c.flush(fd); err != nil {
-			return err
-		}
-		if c.kicks.CompareAndSwap(before, 0) {
-			return nil
-		}
-	}
-}
-
-// flush writes until there is nothing left. The error of a connection that has ended is told by its
-// reader, which finds it as well.
-func (c *conn) flush(fd int) error {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
+// writeAll writes until nothing waits any more and no other goroutine has asked meanwhile. After
+// errBlocked the caller still is the goroutine that writes. Any other error is the end of the
+// connection, which the reading goroutine finds too, and reports.
+func (c *conn) writeAll(fd int) error {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
 	o := &c.out
 	for {
-		if c.over.Load() {
-			return errOver
+		requests := c.writeRequests.Load()
+		for {
+			if c.stopped.Load() {
+				return errStopped
+			}
+			made := o.chunk != nil && o.chunkWritten < o.chunk.n || o.directFrom < o.directEnd
+			if !made && !c.makeNext() {
+				break
+			}
+			n, err := c.writeOnce(fd)
+			if err == unix.EAGAIN {
+				return errBlocked
+			}
+			if err != nil {
+				return err
+			}
+			k := min(n, o.chunk.n-o.chunkWritten)
+			o.chunkWritten += k
+			for n -= k; n > 0; n -= k {
+				b := o.direct[o.directFrom]
+				k = min(n, len(b))
+				if o.direct[o.directFrom] = b[k:]; k == len(b) {
+					o.directFrom++
+				}
+			}
 		}
-		pending := o.chunk != nil && o.from < o.chunk.n || o.first < o.count
-		if !pending && !c.load() {
-			o.release(c.b)
+		o.release(c.b)
+		if c.writeRequests.CompareAndSwap(requests, 0) {
 			return nil
 		}
-		n, err := c.push(fd)
-		if err == unix.EAGAIN {
-			return errBlocked
-		}
-		if err != nil {
-			return err
-		}
-		o.wrote(n)
 	}
 }
 
-// load puts together what goes next: queued frames, then data. It reports whether there is
-// something.
-func (c *conn) load() bool {
+// makeNext fills chunk and direct with what goes next: the rest of a payload, queued frames, frames
+// of batches. It reports whether there is anything.
+func (c *conn) makeNext() bool {
 	o := &c.out
 	if o.chunk == nil {
 		o.chunk = c.b.chunks.get()
 	}
-	o.chunk.n, o.from, o.first, o.count = 0, 0, 0, 0
+	o.chunk.n, o.chunkWritten, o.directFrom, o.directEnd = 0, 0, 0, 0
 	for {
 		switch {
-		case o.src.left > 0:
-			if !c.gather() {
+		case o.payload.left > 0:
+			if !c.addPayload() {
 				return true
 			}
-		case o.count > 0:
-			return true // what follows goes behind the direct bytes
-		case o.room() < headBytes:
-			return true // small pieces fill a chunk to its end: what sent puts goes into the next
-		case o.src.open:
-			c.end.sent(c)
-			o.src = source{}
-		case o.room() < chunkSlack:
+		case o.directEnd > 0:
+			return true // what follows is to be written behind the direct runs
+		case o.chunkRoom() < headBytes:
+			return true // payloadSent may put a head: that goes into the next chunk
+		case o.payload.unfinished:
+			c.side.payloadSent(c)
+			o.payload = payload{}
+		case o.chunkRoom() < chunkSlack:
 			return true
-		case c.loadQueued():
-		case !c.end.next(c):
+		case c.takeQueued():
+		case !c.side.putNext(c):
 			return o.chunk.n > 0
 		}
 	}
 }
 
-// loadQueued moves queued frames into the chunk. Those that do not fit go as they are.
-func (c *conn) loadQueued() bool {
+// takeQueued moves all queued frames into the chunk, or makes them the first direct run where they
+// do not fit. It reports whether there were any.
+func (c *conn) takeQueued() bool {
 	o := &c.out
-	c.queueMu.Lock()
-	defer c.queueMu.Unlock()
-	if len(c.queue) == 0 {
+	c.queuedMu.Lock()
+	defer c.queuedMu.Unlock()
+	if len(c.queued) == 0 {
 		return false
 	}
-	if c.choked.Swap(false) {
-		c.proceed()
+	if c.readerWaitsForQueue.Swap(false) {
+		c.resumeReader()
 	}
-	if c.crowded.Swap(false) {
-		c.b.alarm() // there is room to Answer
+	if c.answerWaitsForQueue.Swap(false) {
+		c.b.wakeForRoom() // there is room to Answer
 	}
-	if len(c.queue) <= o.room() {
-		o.chunk.n += copy(o.chunk.mem[o.chunk.n:], c.queue)
-		if c.queue = c.queue[:0]; cap(c.queue) > bodyMax {
-			c.queue = nil
+	if len(c.queued) <= o.chunkRoom() {
+		o.chunk.n += copy(o.chunk.mem[o.chunk.n:], c.queued)
+		if c.queued = c.queued[:0]; cap(c.queued) > bodyMax {
+			c.queued = nil
 		}
 		return true
 	}
-	o.direct[0], o.count = c.queue, 1
-	c.queue = nil
+	o.direct[0], o.directEnd = c.queued, 1
+	c.queued = nil
 	return true
 }
 
-// gather adds the next piece of the payload. It reports false if the chunk is full, or there is
-// as much in place as one call takes.
-func (c *conn) gather() bool {
-	o, s := &c.out, &c.out.src
-	if s.status != session.StatusOK {
-		return o.zeros()
-	}
-	off, n := s.next()
-	if !c.tls && n >= gatherMin {
-		if o.count == len(o.direct) {
-			return false
+// addPayload adds some of the payload: a long run to direct, or short ones to the chunk. It reports
+// false where there is room for neither.
+func (c *conn) addPayload() bool {
+	o, s := &c.out, &c.out.payload
+	if s.status == session.StatusOK && !c.tls {
+		if off, n := s.next(); n >= gatherMin {
+			if o.directEnd == len(o.direct) {
+				return false
+			}
+			o.direct[o.directEnd] = s.mem[off : off+n]
+			o.directEnd++
+			s.advance(n)
+			return true
 		}
-		o.direct[o.count] = s.mem[off : off+n]
-		o.count++
-		s.advance(n)
-		return true
 	}
-	if o.count > 0 || o.room() == 0 {
+	switch {
+	case o.directEnd > 0 || o.chunkRoom() == 0:
 		return false
-	}
-	if s.m != nil && !s.m.enter(s.ticket) {
+	case s.status != session.StatusOK: // its memory may not be read, and the frame has its length
+		n := min(uint64(o.chunkRoom()), s.left)
+		clear(o.chunk.mem[o.chunk.n:][:n])
+		o.chunk.n += int(n)
+		s.left -= n
+	case s.owned != nil && !s.owned.enterGate(s.ticket):
 		s.status = session.StatusRevoked
-		return true
-	}
-	if err := o.copyPieces(c.tls); err != nil {
-		s.status = session.StatusOf(err)
-	}
-	if s.m != nil {
-		s.m.leave()
+	default:
+		if err := o.copyPieces(c.tls); err != nil {
+			s.status = session.StatusOf(err)
+		}
+		if s.owned != nil {
+			s.owned.leaveGate()
+		}
 	}
 	return true
 }
 
-// copyPieces copies small pieces into the chunk until it is full or a large one comes.
+// copyPieces copies runs of the payload into the chunk until it is full or, unless all are to be
+// copied, a long run comes.
 func (o *sender) copyPieces(all bool) (err error) {
 	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
-	s := &o.src
+	s := &o.payload
 	ahead := prefetcher{s.ranges, s.mem}
 	ahead.fetch(prefetchAhead)
-	for s.left > 0 && o.room() > 0 {
+	for s.left > 0 && o.chunkRoom() > 0 {
 		ahead.fetch(1)
 		off, n := s.next()
 		if !all && n >= gatherMin {
 			return nil
 		}
-		n = min(n, uint64(o.room()))
+		n = min(n, uint64(o.chunkRoom()))
 		o.chunk.n += copy(o.chunk.mem[o.chunk.n:], s.mem[off:off+n])
 		s.advance(n)
 	}
 	return nil
 }
 
-// zeros stands in for bytes that may be read no more: a frame has its length.
-func (o *sender) zeros() bool {
-	n := min(uint64(o.room()), o.src.left)
-	if o.count > 0 || n == 0 {
-		return false
-	}
-	clear(o.chunk.mem[o.chunk.n:][:n])
-	o.chunk.n += int(n)
-	o.src.left -= n
-	return true
-}
-
-// push writes once. What lies in memory of the owner is written behind its gate.
-func (c *conn) push(fd int) (int, error) {
+// writeOnce makes one call: of TLS, or of the kernel. The kernel reads direct runs of the owner's
+// memory behind the gate of that memory.
+func (c *conn) writeOnce(fd int) (int, error) {
 	o := &c.out
-	head := o.chunk.mem[o.from:o.chunk.n]
+	head := o.chunk.mem[o.chunkWritten:o.chunk.n]
 	if c.tls {
 		if len(head) == 0 {
-			head = o.direct[o.first]
+			head = o.direct[o.directFrom]
 		}
-		return c.pushSecure(head)
+		c.tlsRecords.hold() // so that several records take one call of the kernel
+		n, err := c.net.Write(head)
+		if e := c.tlsRecords.flush(); err == nil {
+			err = e
+		}
+		return n, err
 	}
-	if m := o.src.m; m != nil && o.first < o.count {
-		if m.enter(o.src.ticket) {
-			defer m.leave()
+	if m := o.payload.owned; m != nil && o.directFrom < o.directEnd {
+		if m.enterGate(o.payload.ticket) {
+			defer m.leaveGate()
 		} else {
-			o.takeBack(session.StatusRevoked)
+			o.zeroRest(session.StatusRevoked)
 		}
 	}
 	o.vector.add(head)
-	for _, b := range o.direct[o.first:o.count] {
+	for _, b := range o.direct[o.directFrom:o.directEnd] {
 		o.vector.add(b)
 	}
 	if o.vector.n == 0 {
@@ -306,43 +315,20 @@ func (c *conn) push(fd int) (int, error) {
 	}
 	n, err := o.vector.call(unix.SYS_WRITEV, fd)
 	o.vector.drop()
-	if err == unix.EFAULT { // before any byte: what the kernel has read it counts
-		o.takeBack(session.StatusFault)
+	if err == unix.EFAULT { // no byte was taken: the kernel counts those that it has read
+		o.zeroRest(session.StatusFault)
 		return 0, nil
 	}
 	return n, err
 }
 
-// pushSecure writes b as TLS, with one call of the kernel for several records.
-func (c *conn) pushSecure(b []byte) (int, error) {
-	c.below.hold()
-	n, err := c.net.Write(b)
-	if e := c.below.flush(); err == nil {
-		err = e
+// zeroRest has the rest of the payload sent as zeros, the direct runs too: its memory was revoked,
+// or has faulted.
+func (o *sender) zeroRest(why session.Status) {
+	for _, b := range o.direct[o.directFrom:o.directEnd] {
+		o.payload.left += uint64(len(b))
 	}
-	return n, err
-}
-
-// takeBack takes back what was to be written from memory whose epoch has ended, or that is gone.
-func (o *sender) takeBack(why session.Status) {
-	for _, b := range o.direct[o.first:o.count] {
-		o.src.left += uint64(len(b))
-	}
-	clear(o.direct[:o.count])
-	o.first, o.count = 0, 0
-	o.src.status = why
-}
-
-// wrote counts what the socket has taken.
-func (o *sender) wrote(n int) {
-	k := min(n, o.chunk.n-o.from)
-	o.from += k
-	for n -= k; n > 0; {
-		b := o.direct[o.first]
-		k := min(n, len(b))
-		if o.direct[o.first] = b[k:]; k == len(b) {
-			o.first++
-		}
-		n -= k
-	}
+	clear(o.direct[:o.directEnd])
+	o.directFrom, o.directEnd = 0, 0
+	o.payload.status = why
 }

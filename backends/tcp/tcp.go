@@ -11,40 +11,40 @@
 // # A write
 //
 //   - Submit checks the batch against both memories, copies it and puts it into a queue
-//     (initiator.go, batch.go). Of a small one it also writes the frames.
-//   - The writing half of each connection (send.go) asks its end for the next frame: next cuts a
-//     part of at most 512 KiB off the batch, a table of places or a fragment of a pattern
-//     (pattern.go), and the bytes follow from where they lie (ranges.go). Several connections carry
+//     (initiator.go, batch.go). Of a small batch it also writes the frames.
+//   - The writing half of each connection (send.go) asks for the next frame: putNext cuts a part of
+//     at most 512 KiB off the batch. A part is a table of places, or a fragment of a pattern
+//     (pattern.go), and its bytes follow from where they lie (ranges.go). Several connections carry
 //     the parts of a large batch.
-//   - The owner's reading goroutine (owner.go, serve) takes the frame (receive.go). landWrite
-//     checks its ticket and its bounds, has the bytes land piece by piece behind the gate of the
-//     memory (landing.go), and answers. Its program takes no part.
-//   - The initiator's reading goroutine (peer.go, serve) takes the answer: onAck. The batch is over
-//     with its last part, and Poll finds its completion (done.go).
-//   - A notification follows when all parts are read. The owner delivers it when all of them are in
-//     place, over whichever connections they came (notify.go).
+//   - The owner's reading goroutine takes the frame (receive.go, inbound.serve in owner.go).
+//     landWrite checks its ticket and its bounds, has the bytes land piece by piece behind the gate
+//     of the memory (landing.go), and queues an acknowledgement. The owner's program takes no part.
+//   - The initiator's reading goroutine (peer.serve in peer.go) takes the acknowledgement: onAck.
+//     With the last part the batch is complete, and Poll returns its completion (done.go).
+//   - A notification is sent when the bytes of all parts are read. The owner delivers it when all
+//     parts have landed, over whichever connections they came (notify.go).
 //
-// A read is a frame that asks: the owner queues it, and its writing half answers with the bytes and
-// an acknowledgement.
+// A Read goes the same way without bytes: the owner queues it (queueRead), and its writing half
+// answers with the bytes and an acknowledgement.
 //
 // # What is proved
 //
-// A revoke is the owner's alone (proof.go): memory has a ticket, 64 bits that a peer learns for the
-// token, which is compared before each piece, behind a gate. Revoke draws another ticket and then
-// waits for the gate: what held it has landed, what comes later is refused.
+// A revoke is the owner's alone (proof.go). A memory has a ticket, 64 bits that a peer is told if
+// it has the token, and each piece is checked against it behind a gate. Revoke changes the ticket
+// and then waits for the gate: pieces that held it have landed, and later ones are refused.
 //
-// The end of a batch is the owner's word, an acknowledgement. Where that does not come, nothing
-// proves that the owner has not read the bytes yet and will not put them in place: it may be
-// frozen. So all that the initiator sends carries a time, and the owner lands nothing that is older
-// than an age limit, unless it has asked and the initiator still wants it. Close, and the loss of a
-// connection, end with the owner's word that it has stopped, or when all that was sent is older
-// than the limit (shutDown in peer.go).
+// The end of a batch is proved by the owner's acknowledgement. Where that does not come, nothing
+// says that the owner has not read the bytes yet and will not put them in place: it may be frozen.
+// So every frame of the initiator carries a time, and the owner lands nothing that is older than an
+// age limit, unless it has asked and the initiator still wants it. Close, and the loss of a
+// connection, end when the owner says that it has stopped, or when all that was sent is older than
+// the limit (shutDown in peer.go).
 //
 // # Beside these
 //
-// connect.go and listen.go open connections; session.Lobby bounds those that have not said what
-// they are for, Config.PeersMax the others. pulse.go gives up hosts that are gone. address.go says
-// where an owner is found.
+// connect.go and listen.go open connections, secure.go encrypts them; session.Lobby bounds those
+// that have not sent their first frame, Config.PeersMax the others. pulse.go gives up hosts that
+// are gone. address.go has what an Addr says. conn.go has what both ends of a connection share.
 package tcp
 
 import (
@@ -66,22 +66,22 @@ import (
 
 // Backend implements driver.Backend.
 type Backend struct {
-	cfg      Config
-	clock    clock.Clock
-	secure   *identity.Identity // where we are certified
-	own      *ownKey            // where we are pinned
-	address  address
-	addr     []byte
-	listener *net.TCPListener
-	event    *proc.Event
-	tasks    session.Tasks
-	entry    session.Gate // Register and pulse are in it
-	closing  sync.Once
-	closeErr error
-	closed   atomic.Bool
-	armed    atomic.Bool // a goroutine sleeps on event
-	news     atomic.Bool // something for the sleeper that is in no queue
-	kernel   func(*conn) session.Outbound
+	cfg            Config
+	clock          clock.Clock
+	identity       *identity.Identity // for security certified
+	ownKey         *ownKey            // for security pinned
+	address        address
+	encodedAddress []byte
+	listener       *net.TCPListener
+	event          *proc.Event // wakes the program, which sleeps on FD
+	tasks          session.Tasks
+	entry          session.Gate // Register and pulse are in it
+	closing        sync.Once
+	closeErr       error
+	closed         atomic.Bool
+	armed          atomic.Bool // the program sleeps on event
+	roomNews       atomic.Bool // there is room again after ErrFull; Arm reports it once
+	queryOutbound  func(*conn) session.Outbound
 
 	memories   session.KeyTable[memory]
 	done       session.Completions
@@ -89,16 +89,16 @@ type Backend struct {
 	chunks     freeList[chunk]
 	batches    freeList[batch]
 	handshakes *session.Lobby
-	lastConn   atomic.Uint64 // numbers of connections given out
+	lastConnID atomic.Uint64
 
-	mu       sync.Mutex // guards what follows
-	peers    map[*peer]struct{}
-	accepted map[uint64]*inbound // by session
-	byConn   map[uint64]*inbound
-	byHost   session.HostCount // places of PeersMax that are taken
-	pulsing  clock.Timer       // until the next pulse
-	beat     int64             // when the last one was
-	beats    uint              // how many there were; of pulse
+	mu             sync.Mutex // guards what follows
+	peers          map[*peer]struct{}
+	accepted       map[uint64]*inbound // by session
+	acceptedByConn map[uint64]*inbound // by connID
+	byHost         session.HostCount   // places of PeersMax that are taken
+	pulseTimer     clock.Timer         // calls pulse
+	lastPulse      int64
+	pulseCount     uint // of pulse alone
 }
 
 var (
@@ -106,8 +106,7 @@ var (
 	_ driver.Peer    = (*peer)(nil)
 )
 
-// New starts a backend: its port, one goroutine that accepts peers, and a timer that looks after
-// those that owe us an answer.
+// New opens the port, and starts a goroutine that accepts peers and a timer that calls pulse.
 func New(cfg Config) (*Backend, error) { return newBackend(cfg, clock.Host()) }
 
 func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
@@ -120,27 +119,27 @@ func newBackend(cfg Config, clock clock.Clock) (*Backend, error) {
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	b := &Backend{
-		cfg: cfg, clock: clock, secure: secure,
-		kernel:   func(c *conn) session.Outbound { return session.QueryOutbound(c.raw) },
-		memories: session.KeyTable[memory]{Most: cfg.KeysMax},
-		peers:    map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
-		byConn: map[uint64]*inbound{}, byHost: session.HostCount{Most: cfg.PeersMax},
+		cfg: cfg, clock: clock, identity: secure,
+		queryOutbound: func(c *conn) session.Outbound { return session.QueryOutbound(c.raw) },
+		memories:      session.KeyTable[memory]{Most: cfg.KeysMax},
+		peers:         map[*peer]struct{}{}, accepted: map[uint64]*inbound{},
+		acceptedByConn: map[uint64]*inbound{}, byHost: session.HostCount{Most: cfg.PeersMax},
 		handshakes: session.NewLobby(cfg.Handshakes, clock),
 	}
 	b.address = address{owner: session.NewOwner(), security: how}
 	if how == pinned {
-		if b.own, err = newOwnKey(); err != nil {
+		if b.ownKey, err = newOwnKey(); err != nil {
 			return nil, fmt.Errorf("tcp: %w", err)
 		}
-		b.address.pin = b.own.pin
+		b.address.pin = b.ownKey.pin
 	}
 	b.done.Init(cfg.BatchesMax)
 	b.chunks.most, b.batches.most = chunksKept, cfg.BatchesMax
 	if err := b.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("tcp: %w", err), b.release())
 	}
-	b.tasks.Start(func() { _ = b.handshakes.Serve(b.listener, b.welcome) }) // until Close
-	b.awaitPulse(clock.Now())
+	b.tasks.Start(func() { _ = b.handshakes.Serve(b.listener, b.acceptStranger) }) // until Close
+	b.schedulePulse(clock.Now())
 	return b, nil
 }
 
@@ -151,11 +150,11 @@ func (b *Backend) open() (err error) {
 	if err := b.listen(); err != nil {
 		return err
 	}
-	b.addr, err = b.address.encode()
+	b.encodedAddress, err = b.address.encode()
 	return err
 }
 
-// release gives back what open made.
+// release closes what open has opened.
 func (b *Backend) release() error {
 	var errs []error
 	if b.listener != nil {
@@ -171,7 +170,7 @@ func (b *Backend) release() error {
 func (b *Backend) Caps() driver.Caps { return b.cfg.caps() }
 
 // Addr implements driver.Backend.
-func (b *Backend) Addr() []byte { return b.addr }
+func (b *Backend) Addr() []byte { return b.encodedAddress }
 
 // Close implements driver.Backend.
 func (b *Backend) Close() error {
@@ -183,13 +182,13 @@ func (b *Backend) close() error {
 	b.entry.Shut()
 	b.mu.Lock()
 	b.closed.Store(true)
-	b.pulsing.Stop()
+	b.pulseTimer.Stop()
 	peers, accepted := slices.Collect(maps.Keys(b.peers)), slices.Collect(maps.Values(b.accepted))
 	b.mu.Unlock()
 	b.handshakes.Close()
 	var wg sync.WaitGroup
 	for _, p := range peers {
-		wg.Go(func() { _ = p.Close() }) // a peer's Close has nothing to report
+		wg.Go(func() { _ = p.Close() }) // returns no error
 	}
 	wg.Wait()
 	for _, g := range accepted {
@@ -197,7 +196,7 @@ func (b *Backend) close() error {
 	}
 	b.entry.Wait()
 	for _, m := range b.memories.All() {
-		_ = m.Revoke(context.Background()) // never fails
+		_ = m.Revoke(context.Background()) // fails only if its context ends
 	}
 	err := b.release()
 	b.tasks.Wait()

@@ -22,7 +22,7 @@ import (
 func TestVersionsAreNamed(t *testing.T) {
 	testkit.CheckLeaks(t)
 	b := open(t, Config{})
-	old := append([]byte("tcp1"), b.addr[4:]...)
+	old := append([]byte("tcp1"), b.encodedAddress[4:]...)
 	_, err := b.Connect(context.Background(), old)
 	require.ErrorIs(t, err, driver.ErrVersion)
 	require.ErrorContains(t, err, "version 1, ours is 5")

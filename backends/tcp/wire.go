@@ -9,42 +9,44 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// All that passes over a connection is frames: a head of one size, then what the head says
-// the length of. Numbers have the low byte first.
+// A connection carries frames. A frame is a head of headBytes and a body, whose length the head
+// has: for kindWrite and kindRead a table or a fragment, then the payload. Numbers are
+// little-endian.
 const (
 	wireVersion = 5
 	headBytes   = 48
-	entryBytes  = 12 // of a table: offset, 8 bytes; length, 4
+	entryBytes  = 12 // an entry of a table: 8 bytes of offset, 4 of length
 
-	// Of data in one frame, sent or taken: how long a small frame may wait behind it, and how much
-	// an owner that is stopped in its midst may still put in place.
+	// The payload of a frame. It bounds how long a small frame waits behind another, and how much
+	// an owner that is stopped while a payload lands still puts in place.
 	partBytes    = 512 << 10
-	entriesMax   = 1024    // in one frame: a table of 12 KiB
-	bodyMax      = 2 << 10 // of the control messages
+	entriesMax   = 1024    // of a table: 12 KiB
+	bodyMax      = 2 << 10 // of the other kinds
 	messageLimit = 64 << 10
 )
 
-// The kinds. The initiator began the connection, the owner has the memory.
+// The kinds, and which end sends them. The initiator opened the connection, the owner has the
+// memory.
 const (
 	kindHello     = 1 + iota // initiator: the first frame of a peer
 	kindJoin                 // initiator: one more connection of that peer
 	kindWelcome              // owner: to both
 	kindReady                // initiator: all connections are there
-	kindImport               // initiator: what is behind this token?
-	kindImported             // owner: this
-	kindPing                 // initiator: are you there?
+	kindImport               // initiator: a token
+	kindImported             // owner: the memory of that token
+	kindPing                 // initiator: asks for a pong
 	kindPong                 // owner
-	kindChallenge            // owner: do you still want what lies here?
-	kindConfirm              // initiator: yes
-	kindCredit               // both: so many messages were received
-	kindAnswer               // owner: a message back
+	kindChallenge            // owner: asks whether stale frames are still wanted
+	kindConfirm              // initiator: they are
+	kindCredit               // both: room for so many more messages
+	kindAnswer               // owner: a message of Backend.Answer
 	kindStop                 // initiator: land nothing any more
 	kindStopped              // owner: nothing of this peer lands any more
 	kindWrite                // initiator: a table, and the bytes for it
 	kindRead                 // initiator: a table
 	kindData                 // owner: the bytes of a Read; its kindAck follows
 	kindAck                  // owner: a part, or a notification, is done
-	kindNotif                // initiator: a message, once the parts of its batch are in place
+	kindNotif                // initiator: a message, due when the parts of its batch have landed
 	kindVoid                 // initiator: no notification follows for this batch
 	kindsEnd
 )
@@ -52,7 +54,7 @@ const (
 // Flags of a head.
 const (
 	flagReadOnly = 1 << iota // kindImported
-	flagPattern              // kindWrite, kindRead: a fragment of a pattern in place of a table
+	flagPattern              // kindWrite, kindRead: a fragment in place of a table
 )
 
 // header is the head of a frame. What a field means depends on the kind.
@@ -64,12 +66,14 @@ type header struct {
 	// entries of the table, or slots of the list; kindNotif, kindVoid: parts of the batch
 	count  uint32
 	key    uint32 // of memory of the owner
-	ticket uint64 // what opens that memory in this epoch
-	id     uint64 // names a part or a request; comes back with the answer
+	ticket uint64 // of that memory; kindImport: an epoch; kindHello and the like: an age limit
+	id     uint64 // of a part or a request; the answer repeats it
 	// number of the notification, or of that which follows a part's batch, from 1 on; 0: none
 	// follows. kindImported: bytes of the memory
 	message uint64
-	stamp   int64 // nanoseconds of the owner's clock: by the initiator, not later than it was sent
+	// nanoseconds of the owner's clock, not later than the frame was sent: see ownerTime; 0: not
+	// known
+	stamp int64
 }
 
 func (h *header) append(b []byte) []byte {
@@ -83,7 +87,7 @@ func (h *header) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(b, uint64(h.stamp))
 }
 
-// decode reads what a peer sent, which may be anything, and holds every length to its bound.
+// decode decodes what a peer sent, which may be anything, and checks all lengths.
 func (h *header) decode(b *[headBytes]byte) error {
 	h.length = binary.LittleEndian.Uint32(b[0:])
 	h.kind, h.flags, h.status = b[5], b[6], b[7]
@@ -105,7 +109,7 @@ func (h *header) decode(b *[headBytes]byte) error {
 	return nil
 }
 
-// sound reports whether the lengths are within their bounds and fit each other.
+// sound reports whether the lengths are within their bounds and agree with each other.
 func (h *header) sound() bool {
 	switch h.kind {
 	case kindWrite:
@@ -129,7 +133,7 @@ func (h *header) hasTable() bool {
 	return h.count > 0 && h.count <= entriesMax
 }
 
-// table is the length of what says where the bytes go; hasTable bounds it.
+// table is the length of the table or fragment, of at most what hasTable allows.
 func (h *header) table() uint32 {
 	if h.flags&flagPattern != 0 {
 		return patternBytes + h.count*slotBytes
@@ -137,8 +141,9 @@ func (h *header) table() uint32 {
 	return h.count * entryBytes
 }
 
-// buffered is how much of what follows is needed as a whole: the rest is payload.
-func (h *header) buffered() int {
+// bodyBytes is how much of what follows is read as a whole. The rest is payload, which lands as it
+// comes.
+func (h *header) bodyBytes() int {
 	switch h.kind {
 	case kindWrite:
 		return int(h.table())
@@ -157,7 +162,7 @@ func entryAt(table []byte, i int) (off, n uint64) {
 	return binary.LittleEndian.Uint64(e), uint64(binary.LittleEndian.Uint32(e[8:]))
 }
 
-// tableBytes adds a table up; ok is false if a piece is empty or not within size.
+// tableBytes adds the lengths of a table up. ok is false if an entry is empty or not within size.
 func tableBytes(table []byte, size uint64) (sum uint64, ok bool) {
 	for i := range len(table) / entryBytes {
 		off, n := entryAt(table, i)

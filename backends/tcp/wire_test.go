@@ -52,19 +52,6 @@ func TestUnsoundHeaders(t *testing.T) {
 	}
 }
 
-func TestTable(t *testing.T) {
-	table := appendEntry(appendEntry(nil, 4, 6), 0, 10)
-	if sum, ok := tableBytes(table, 10); sum != 16 || !ok {
-		t.Errorf("a table of 6 and 10 bytes adds up to %d, %v", sum, ok)
-	}
-	for _, bad := range [][]byte{appendEntry(nil, 5, 6), appendEntry(nil, 0, 0),
-		appendEntry(nil, math.MaxUint64, 2), appendEntry(nil, 0, 11)} {
-		if sum, ok := tableBytes(append(table[:len(table):len(table)], bad...), 10); ok {
-			t.Errorf("a piece that is not within 10 bytes passes, %d in all", sum)
-		}
-	}
-}
-
 // FuzzFrames gives an owner and an initiator what a peer may say: anything. They take it or
 // refuse it, and no byte goes beside the memory that was named.
 func FuzzFrames(f *testing.F) {
@@ -107,7 +94,7 @@ func FuzzFrames(f *testing.F) {
 		for index := control; index <= express; index++ {
 			fuzzEnd(b, newInbound(b, 2), index, said)
 			p := newPeer(b, address{}, 2)
-			p.dying.Do(func() {}) // nothing is there to end
+			p.dieOnce.Do(func() {}) // nothing is there to end
 			fuzzEnd(b, p, index, said)
 		}
 		if guard := bytes.Repeat([]byte{0xAA}, 32); !bytes.Equal(mem[:32], guard) ||
@@ -129,15 +116,15 @@ func (s saying) Read(b []byte) (int, error) { return s.Reader.Read(b) }
 
 // fuzzEnd has one end take what was said, as if it came over one connection. Nothing is written,
 // and nothing is waited for.
-func fuzzEnd(b *Backend, e end, index int, said []byte) {
+func fuzzEnd(b *Backend, e side, index int, said []byte) {
 	conns := []*conn{}
 	for i := range 2 {
-		c := &conn{b: b, end: e, index: i, tls: true, net: saying{nil, bytes.NewReader(said)},
-			resume: make(chan struct{}, 1), work: make(chan struct{}, 1),
-			gone: make(chan struct{})}
-		c.kicks.Store(1)      // somebody writes already
-		c.ended.Do(func() {}) // and there is no socket
-		close(c.gone)
+		c := &conn{b: b, side: e, index: i, tls: true, net: saying{nil, bytes.NewReader(said)},
+			resume: make(chan struct{}, 1), writerWork: make(chan struct{}, 1),
+			closed: make(chan struct{})}
+		c.writeRequests.Store(1)  // somebody writes already
+		c.closeOnce.Do(func() {}) // and there is no socket
+		close(c.closed)
 		conns = append(conns, c)
 	}
 	switch e := e.(type) {

@@ -13,7 +13,7 @@
 //	cache each|first|own|dir=DIR BACKEND...               ours on lanes cache-…
 //	redis                                                 lanes cache-shm and cache-tcp
 //	weights DIR, weights-mmap DIR, weights-fio DIR        lane weights
-//	gather cpu|cuda[:OPTION=VALUE,...]                    lane gpu
+//	gather cuda[:OPTION=VALUE,...]                        lane gpu
 //
 // A new one is a file with a bench.End, and a line in byName.
 package drivers

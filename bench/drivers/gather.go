@@ -15,19 +15,16 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// newGather takes cpu, or cuda with options, as --backend takes them: library=PATH is libcuda,
-// sms=N how many multiprocessors a kernel may take, variant=NAME one of async, rows and copy;
-// without it the Device chooses. With sms=0 no kernel runs, and the engine has a processor gather.
+// newGather takes cuda with options, as --backend takes them: library=PATH is libcuda, sms=N how
+// many multiprocessors a kernel may take, variant=NAME one of async, rows and copy; without it the
+// Device chooses. With sms=0 no kernel runs, and the engine has a processor gather.
 func newGather(args []string) (end, error) {
 	if len(args) != 1 {
-		return nil, errors.New("want cpu or cuda")
-	}
-	if args[0] == "cpu" {
-		return &twinEnd{}, nil
+		return nil, errors.New("want cuda")
 	}
 	name, words, err := byname.Split(args[0])
 	if err == nil && name != "cuda" {
-		err = fmt.Errorf("no device %q to gather by: there are cpu and cuda", name)
+		err = fmt.Errorf("no device %q to gather by: want cuda", name)
 	}
 	e := &gatherEnd{gatherOptions: gatherOptions{SMs: 4}}
 	if err == nil {
@@ -47,43 +44,6 @@ type gatherOptions struct {
 	Library string
 	SMs     int
 	Variant string
-}
-
-// twinEnd gathers and scatters by the twin of the gather kernel on the CPU, between two memories of
-// this process.
-type twinEnd struct{ both }
-
-// Open implements bench.End.
-func (e *twinEnd) Open(r *bench.Request) (bench.Answer, error) {
-	if err := e.alloc(r, hostmem.HugeAuto); err != nil {
-		return bench.Answer{}, err
-	}
-	how := "the gather kernel's twin on the CPU"
-	if !cuda.Native {
-		how = "a plain loop, as this is built without cgo"
-	}
-	return bench.Answer{Version: "sluice", Settings: how + ", " + pages(hostmem.HugeAuto, e.near,
-		e.far)}, onlyLane(r, bench.GPU)
-}
-
-// Prepare implements bench.End.
-func (e *twinEnd) Prepare(op string, size uint64, local, remote []int32) (bench.Posting, error) {
-	to, from, at, of := ends(op, e.Memory(), e.Far(), local, remote)
-	m := &cuda.Move{Count: len(local), Dst: cuda.Index{U32: unsigned(at)},
-		Src: cuda.Index{U32: unsigned(of)}, Parts: []cuda.Part{{Dst: to, Src: from, Entry: size}}}
-	if adjacent(at) {
-		m.Dst.U32, m.Parts[0].Dst = nil, to[uint64(at[0])*size:]
-	}
-	if adjacent(of) {
-		m.Src.U32, m.Parts[0].Src = nil, from[uint64(of[0])*size:]
-	}
-	if err := m.Check(); err != nil {
-		return nil, err
-	}
-	return posting(func(context.Context) error {
-		_, err := cuda.Run(m)
-		return err
-	}), nil
 }
 
 // gatherEnd moves entries between a card's memory, which is the initiator's, and pinned memory of
@@ -187,8 +147,8 @@ func (e *gatherEnd) Prepare(op string, size uint64, local, remote []int32) (benc
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	m := &cuda.DeviceMove{Count: len(local), Dst: farList, Src: nearList,
-		Parts: []cuda.DevicePart{{Dst: far, Src: near, Entry: size}}}
+	m := &cuda.Move{Count: len(local), Dst: farList, Src: nearList,
+		Parts: []cuda.Part{{Dst: far, Src: near, Entry: size}}}
 	if op == bench.OpRead {
 		m.Dst, m.Src, m.Parts[0].Dst, m.Parts[0].Src = nearList, farList, near, far
 	}
@@ -202,16 +162,16 @@ func (e *gatherEnd) Prepare(op string, size uint64, local, remote []int32) (benc
 // side is where the pieces of one side lie: in one run, or at the places of a list, which is in the
 // memory of its reader.
 func (e *gatherEnd) side(p *gatherPosting, whole cuda.Span, size uint64, slots []int32) (cuda.Span,
-	cuda.DeviceIndex, error) {
+	cuda.Index, error) {
 	n := uint64(len(slots))
 	if adjacent(slots) {
 		return cuda.Span{Memory: whole.Memory, Off: uint64(slots[0]) * size, N: n * size},
-			cuda.DeviceIndex{}, nil
+			cuda.Index{}, nil
 	}
 	buffer, err := hostmem.Alloc(4*n, hostmem.Options{Purpose: "bench", Huge: hostmem.HugeNone,
 		Populate: true})
 	if err != nil {
-		return whole, cuda.DeviceIndex{}, err
+		return whole, cuda.Index{}, err
 	}
 	for i, slot := range slots {
 		binary.LittleEndian.PutUint32(buffer.Bytes()[4*i:], uint32(slot))
@@ -222,7 +182,7 @@ func (e *gatherEnd) side(p *gatherPosting, whole cuda.Span, size uint64, slots [
 		err = list.WriteAt(buffer.Bytes()[:4*n], 0)
 	}
 	err = errors.Join(err, buffer.Close())
-	return whole, cuda.DeviceIndex{List: cuda.Span{Memory: list, N: 4 * n}}, err
+	return whole, cuda.Index{List: cuda.Span{Memory: list, N: 4 * n}}, err
 }
 
 func (e *gatherEnd) close() {

@@ -49,7 +49,7 @@ A lane is what lies between the two memories:
   rdma      a NIC to itself (rdma), beside perftest
   file      a file of --dir (posix), beside fio
   weights   safetensors files of --dir into memory, beside a program that maps and copies
-  gpu       gather of scattered entries, by the CPU or a card, beside memcpy
+  gpu       gather of scattered entries by a card, beside its copy engine
   gpufile   a card's memory and a file of --dir by cuFile, beside the engine's own chain
   cache     the next three, in which a read is a Load, a write a Store, and a match looks for
             keys; by a cache that verifies each load, or the first of a block

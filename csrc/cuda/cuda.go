@@ -17,10 +17,10 @@ var loaded struct {
 	path string // empty: not loaded
 }
 
-// Load opens libcuda and initialises it, once in the life of the process. path names the
-// library, "" the one of the system. When it cannot be used (missing, a function missing, no
-// device, another one open already) nothing is changed, a later call may try again, and the
-// error is a *driver.UnavailableError.
+// Load opens libcuda and initialises it, once in the life of the process. path names the library;
+// "" is the one of the system. If it cannot be used (it or a function is missing, there is no
+// device, another library is open already), the error is a *driver.UnavailableError, and a later
+// call may try again.
 func Load(path string) error {
 	if path == "" {
 		path = libraryName
@@ -43,7 +43,7 @@ func Load(path string) error {
 	return nil
 }
 
-// Loaded answers a *driver.UnavailableError unless Load has succeeded.
+// Loaded returns a *driver.UnavailableError unless Load has succeeded.
 func Loaded() error {
 	loaded.Lock()
 	defer loaded.Unlock()
@@ -57,17 +57,17 @@ func unavailable(reason, fix string) error {
 	return &driver.UnavailableError{Backend: "cuda", Reason: reason, Fix: fix}
 }
 
-// Error is what the driver answered. Most of them end the process's use of the device.
+// Error is an error of the driver. After most of them the process cannot use the device any more.
 type Error struct {
 	Call   string // "launch kernel"
 	Result int    // a CUresult
 	Name   string // "CUDA_ERROR_OUT_OF_MEMORY"
 }
 
-// Error names the call and the driver's word for what went wrong.
+// Error names the call and the driver's name of the error.
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Name, e.Result) }
 
-// Facts are what a device says of itself.
+// Facts are properties of a device.
 type Facts struct {
 	Name    string
 	Bus     string // as in sysfs, but in upper case
@@ -85,10 +85,10 @@ type Launch struct {
 	Tally                   uint64 // device memory that is read afterwards; 0: none
 }
 
-// Way is which way a piece goes.
+// Way is the direction of a copy.
 type Way uint32
 
-// The ways. Any leaves it to the driver: between two devices, say.
+// The directions. With Any the driver finds it out, as for a copy between two devices.
 const (
 	Up     Way = iota // from host memory
 	Down              // to host memory
@@ -100,7 +100,7 @@ const (
 type Piece struct {
 	Dst, Src, Len uint64
 	Way           Way
-	Index         uint32 // what Done.Piece calls it
+	Index         uint32 // Done.Piece of an error of this piece
 }
 
 // WaitsMax is how many events a batch may wait for.
@@ -109,29 +109,28 @@ const WaitsMax = 64
 // ArgsMax bounds Run.Args.
 const ArgsMax = 256
 
-// Canceled is the Done.Status of a batch whose rest was dropped. A positive one is a CUresult,
-// for Status.
+// Canceled is the Done.Status of a batch of which a cancel has dropped the rest. A positive status
+// is a CUresult, for Status.
 const Canceled = -125
 
-// Run is the launch of a kernel behind a copy to device memory. It goes from Go to C as
-// it is.
+// Run is the launch of a kernel behind a copy to device memory. It crosses into C as it lies in Go.
 type Run struct {
 	To, From, N uint64 // the copy
-	// memory that must still be a device's; length 0: none
+	// memory that the launch is refused without, if the program has freed it; length 0: none
 	OwnAt, OwnLen                   [2]uint64
 	Kernel, Blocks, Threads, Shared uint32
 	ArgsLen                         uint32
 	Args                            [ArgsMax]byte // one struct, passed by value
 }
 
-// Entries are entries of host memory that a processor gathers, and dense ones of a device.
+// Entries are a gather by the CPU: scattered entries in host memory, contiguous ones on the device.
 type Entries struct {
-	Host                []byte // outside the Go heap, or it stays until the end
+	Host                []byte // outside the Go heap
 	Base, Stride, Entry uint64
-	List                []uint32 // nil: entry i is at place i; copied
+	List                []uint32 // SubmitEntries copies it; nil: entry i is at place i
 	Count               int
-	Dense               uint64
-	Up                  bool // to the device
+	Dense               uint64 // address of the contiguous entries
+	Up                  bool   // to the device
 }
 
 // Place is pinned memory with device memory of the same length beside it.

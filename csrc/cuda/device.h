@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcuda, opened at run time, and a device. Every function makes the device's context
- * current first, since goroutines move between threads, and returns 0 or what the driver
- * said, a positive number. None may run beside another on the same device.
+ * libcuda, opened at run time, and a device with a stream (struct sl_cuda). Every function makes
+ * the device's context current first, since goroutines move between threads, and returns 0 or the
+ * driver's error, a positive number. The caller runs one function at a time on a device.
  */
 #ifndef SLUICE_CUDA_DEVICE_H
 #define SLUICE_CUDA_DEVICE_H
@@ -11,7 +11,7 @@
 
 #include "calls.h"
 
-/* What the driver can do; all set once, by sl_cuda_load, but for what is optional. */
+/* Written once, by sl_cuda_load: before that all are NULL, afterwards only optional ones. */
 struct sl_cuda_api {
 #define X(name, args) CUresult(*name) args;
 	SL_CUDA_CALLS(X)
@@ -20,7 +20,7 @@ struct sl_cuda_api {
 };
 extern struct sl_cuda_api sl_cu;
 
-/* The first failure ends a function. */
+/* Returns from the function with the first error. */
 #define SL_CUDA_TRY(call) \
 	do { \
 		int try_rc = (call); \
@@ -43,23 +43,23 @@ struct sl_cuda {
 };
 
 /*
- * Opens the library and initialises it: all of it or nothing. The caller sees to it that only
- * one call runs, and none after one that returned 0. -ENOENT: dlopen failed; -ENOSYS: a
- * function is missing; -ENODEV: cuInit failed. why is then the reason in words.
+ * Opens the library and calls cuInit. The caller runs one call at a time, and none after one that
+ * returned 0. After an error nothing has changed, and why is the reason in words. -ENOENT: dlopen
+ * failed; -ENOSYS: a function is missing; -ENODEV: cuInit failed.
  */
 int sl_cuda_load(const char *path, char *why, size_t size);
 
-/* What the driver calls a result. */
+/* The driver's name of an error. */
 const char *sl_cuda_error(int result);
 
-/* How many devices there are; -1 if the driver does not say. */
+/* The number of devices; -1 after an error. */
 int sl_cuda_count(void);
-/* Looks a device up by its number: CUDA_ERROR_NO_DEVICE, CUDA_ERROR_INVALID_DEVICE. */
+/* Finds a device by its ordinal. CUDA_ERROR_NO_DEVICE, CUDA_ERROR_INVALID_DEVICE. */
 int sl_cuda_find(CUdevice *device, int ordinal);
 
 /* Fills c. After a failure there is nothing to close. */
 int sl_cuda_open(struct sl_cuda *c, int ordinal);
-/* After all that was begun. */
+/* Waits for the stream first. */
 void sl_cuda_close(struct sl_cuda *c);
 
 /* A stream of the lowest priority, in the current context. */
@@ -84,11 +84,11 @@ int sl_cuda_host_address(CUcontext context, void *mem, CUdeviceptr *at);
 /* Pins host memory; at is where the device sees it. */
 int sl_cuda_pin(struct sl_cuda *c, void *mem, size_t bytes, CUdeviceptr *at);
 
-/* These wait. */
+/* Copy to and from device memory, and wait for the end. */
 int sl_cuda_write(struct sl_cuda *c, CUdeviceptr to, const void *from, size_t bytes);
 int sl_cuda_read(struct sl_cuda *c, void *to, CUdeviceptr from, size_t bytes);
 
-/* Puts a copy between memories that the device sees on the stream. */
+/* Puts a copy on the stream, and does not wait. The device must see both memories. */
 int sl_cuda_copy(struct sl_cuda *c, uint64_t dst, uint64_t src, uint64_t bytes);
 /*
  * Launches a kernel with args, one struct by value, and waits: n bytes at `tally` come back to
@@ -97,37 +97,37 @@ int sl_cuda_copy(struct sl_cuda *c, uint64_t dst, uint64_t src, uint64_t bytes);
 int sl_cuda_launch(struct sl_cuda *c, int kernel, unsigned blocks, unsigned threads,
 		   unsigned shared, const uint8_t *args, CUdeviceptr tally, uint8_t *host,
 		   size_t n);
-/* Waits for the stream, also while a thread of the program captures a graph, and does not end the
- * capture. */
+/* Waits for the stream. It works beside a graph capture of the program, and does not end it. */
 int sl_cuda_sync(struct sl_cuda *c);
 
-/* Events of the program. */
+/* Make and destroy an event. */
 int sl_cuda_event_make(struct sl_cuda *c, uint64_t *event);
 int sl_cuda_event_drop(struct sl_cuda *c, uint64_t event);
-/* The event happens when the stream has come so far; what follows on the stream waits for it. */
+/* Records the event behind what is on the stream; has what follows on the stream wait for it. */
 int sl_cuda_record(struct sl_cuda *c, uint64_t event);
 int sl_cuda_wait_event(struct sl_cuda *c, uint64_t event);
 
 /*
- * Whether what is on a stream is over or, where s is NULL, what an event had recorded:
- * CUDA_ERROR_NOT_READY if it is not. Asked beside a capture of the program, it does not end it.
+ * 0 if all work on the stream is done or, where s is NULL, the work that the event has recorded;
+ * CUDA_ERROR_NOT_READY if not. It works beside a graph capture of the program, and does not end it.
  */
 int sl_cuda_over(CUcontext context, CUstream s, uint64_t event);
 
 /*
- * What a wait for work on a stream has answered, once the work is over: an answer that is about the
- * call alone is no end of copies that go on, so the driver is asked again.
+ * The outcome of work on a stream, given the result of a wait for it. An error that concerns the
+ * wait alone does not end the copies: then sl_cuda_settled waits again until the driver has an
+ * outcome.
  */
 int sl_cuda_settled(int rc, CUstream s);
-void sl_cuda_pause(void); /* a millisecond, before the driver is asked again */
+void sl_cuda_pause(void); /* a millisecond, between two such waits */
 
 /*
- * For a thread of ours: its calls go on while a thread of the program captures a graph, and do not
- * end the capture.
+ * Has all later calls of this thread, which is a worker's, work beside a graph capture of the
+ * program, and not end it.
  */
 void sl_cuda_ignore_captures(void);
 
-/* What names a device on the host. -EOPNOTSUPP: the driver is too old. */
+/* The device's UUID. -EOPNOTSUPP: the driver is too old. */
 int sl_cuda_uuid(int device, uint8_t uuid[16]);
 
 #endif

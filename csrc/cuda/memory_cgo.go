@@ -35,14 +35,14 @@ func (m *Mover) Unpin(mem []byte) error {
 		unsafe.Pointer(unsafe.SliceData(mem))))
 }
 
-// HostAddress is where kernels see pinned memory.
+// HostAddress returns the address by which kernels reach pinned memory.
 func (m *Mover) HostAddress(mem []byte) (at uint64, err error) {
 	var address C.CUdeviceptr
 	rc := C.sl_cuda_host_address(m.c.context, unsafe.Pointer(unsafe.SliceData(mem)), &address)
 	return uint64(address), result("find pinned memory", rc)
 }
 
-// HostPinned reports whether all of it is pinned, in one piece, by us or by others.
+// HostPinned reports whether all of mem is pinned, in one piece, by this package or the program.
 func (m *Mover) HostPinned(mem []byte) bool {
 	return bool(C.sl_cuda_host_pinned(m.c,
 		C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), C.uint64_t(len(mem))))
@@ -57,7 +57,7 @@ func (m *Mover) Whose(at, n uint64) (device int, until uint64, err error) {
 	return int(d), uint64(end), result("look device memory up", rc)
 }
 
-// Place makes pinned memory with device memory beside it, for Displace.
+// Place allocates pinned memory, and device memory of the same length. Displace frees both.
 func (m *Mover) Place(n int) (Place, error) {
 	var host unsafe.Pointer
 	var at C.CUdeviceptr
@@ -67,12 +67,12 @@ func (m *Mover) Place(n int) (Place, error) {
 	return Place{unsafe.Slice((*byte)(host), n), uint64(at)}, nil
 }
 
-// Displace undoes Place.
+// Displace frees a Place.
 func (m *Mover) Displace(p Place) {
 	C.sl_cuda_place_close(m.c, unsafe.Pointer(unsafe.SliceData(p.Host)), C.CUdeviceptr(p.At))
 }
 
-// Block is memory of a device, which outlives movers. One goroutine at a time may use it.
+// Block is device memory, which outlives movers. One goroutine at a time may use it.
 type Block struct {
 	c       C.struct_sl_cuda_block
 	At, Len uint64
@@ -88,13 +88,13 @@ func NewBlock(ordinal int, n uint64) (*Block, error) {
 	return b, nil
 }
 
-// Close frees it.
+// Close frees the memory.
 func (b *Block) Close() error {
 	return result("free device memory", C.sl_cuda_block_close(&b.c))
 }
 
-// Export returns a dma-buf of all of it, whose descriptor is the caller's, and where in it the
-// block begins. A descriptor of -1 without an error: driver or device have no such call.
+// Export returns a dma-buf of all of the block, which the caller closes, and where in it the block
+// begins. A descriptor of -1 without an error: the driver or device has no dma-bufs.
 func (b *Block) Export() (fd int, off uint64, err error) {
 	var f C.int
 	var o C.uint64_t
@@ -102,16 +102,17 @@ func (b *Block) Export() (fd int, off uint64, err error) {
 	return int(f), uint64(o), result("export a dma-buf", rc)
 }
 
-// Share returns a descriptor, the caller's, by which another process of the host maps the memory
-// that is there now. driver.ErrNotSupported: memory, driver or device has no such thing.
+// Share returns a descriptor by which another process of the host can map the memory that is under
+// the block now. The caller closes it. driver.ErrNotSupported: memory, driver or device cannot do
+// that.
 func (b *Block) Share() (fd int, err error) {
 	var f C.int
 	rc := C.sl_cuda_block_share(&b.c, &f)
 	return int(f), shareResult("export device memory", rc)
 }
 
-// ImportBlock maps n bytes that another process has shared; the descriptor stays the caller's.
-// driver.ErrNotSupported: the driver has no such thing.
+// ImportBlock maps n bytes that another process has shared. The caller closes the descriptor.
+// driver.ErrNotSupported: the driver cannot do that.
 func ImportBlock(ordinal, fd int, n uint64) (*Block, error) {
 	b := &Block{Len: n}
 	if rc := C.sl_cuda_block_import(C.int(ordinal), C.int(fd), C.size_t(n), &b.c); rc != 0 {
@@ -121,17 +122,17 @@ func ImportBlock(ordinal, fd int, n uint64) (*Block, error) {
 	return b, nil
 }
 
-// Renew puts other memory under the addresses, with the same content, so that what other processes
-// have mapped is not used any more. It waits for all that this process has begun on the device;
-// nothing may use the memory meanwhile.
+// Renew puts other physical memory with the same content under the block's addresses: the memory
+// that other processes have mapped is not used any more. It waits for all work of this process on
+// the device; nothing may use the block meanwhile.
 func (b *Block) Renew() error {
 	return shareResult("put other device memory under a range", C.sl_cuda_block_renew(&b.c))
 }
 
-// Mapped is how many bytes a mapping of all of it has.
+// Mapped returns the bytes of a mapping of the whole block.
 func (b *Block) Mapped() uint64 { return uint64(b.c.mapped) }
 
-// UUID names a device on the host, whatever its ordinal in a process.
+// UUID returns the UUID of a device: ordinals may differ between processes.
 func UUID(ordinal int) (id [16]byte, err error) {
 	rc := C.sl_cuda_uuid(C.int(ordinal), (*C.uint8_t)(unsafe.Pointer(&id)))
 	return id, shareResult("name a device", rc)

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Batches of copies and kernels on the streams of a device, and a thread for each stream that
- * waits for their ends. A batch has a number, below the number of places of the ends. Every
- * function makes the device's context current first, and returns 0 or what the driver said, a
- * positive number, unless it says otherwise. What is started ends once, in the ends.
+ * A mover starts batches of copies, and kernels, on the streams of a device. Each stream has a
+ * worker: a thread that waits for the events behind the copies. A batch has a number, below the
+ * number of places of the ends, and completes once: its worker adds it to the ends
+ * (sl_cuda_ended), a ring from which Go takes it. Every function makes the device's context
+ * current first, and returns 0 or the driver's error, a positive number, unless its comment says
+ * otherwise.
+ *
+ * mover.c has the workers and their threads, feed.c what puts a batch on a stream, stage.c the
+ * gather by the CPU, memory.c memory of devices.
  */
 #ifndef SLUICE_CUDA_MOVER_H
 #define SLUICE_CUDA_MOVER_H
@@ -13,33 +18,33 @@
 #include "device.h"
 #include "../ring.h"
 
-/* Where movers of several devices say which batches have ended. */
+/* The ring of completed batches, for the movers of all devices. */
 struct sl_cuda_ends {
 	pthread_mutex_t lock;
-	int wake_fd;   /* written to once after an end, where ring->armed asks for it */
-	int heed_fd;   /* written to after each end while heed is not 0 */
-	uint32_t heed; /* batches whose end a caller awaits without polling */
+	int wake_fd;   /* written to after a completion, once each time ring->armed is set */
+	int heed_fd;   /* written to after each completion while heed is not 0 */
+	uint32_t heed; /* batches for which a goroutine waits on heed_fd */
 	struct sl_ring *ring;
 };
 
-/* places is a power of two. -ENOMEM. The descriptors stay the caller's. */
+/* places is a power of two. The caller closes the descriptors, after the ends. -ENOMEM. */
 int sl_cuda_ends_open(struct sl_cuda_ends **ends, uint32_t places, int wake_fd, int heed_fd);
 void sl_cuda_ends_close(struct sl_cuda_ends *e);
 void sl_cuda_ended(struct sl_cuda_ends *e, uint32_t batch, int status, int piece);
 
-/* Which way a piece goes; SL_CUDA_ANY leaves it to the driver. */
+/* From the host, to the host, within the device; SL_CUDA_ANY: the driver finds out. */
 enum sl_cuda_way { SL_CUDA_UP, SL_CUDA_DOWN, SL_CUDA_WITHIN, SL_CUDA_ANY };
 
 /* One copy. */
 struct sl_cuda_piece {
 	uint64_t dst, src, len;
-	uint32_t way, index; /* index: what an end calls it */
+	uint32_t way, index; /* index: the piece that an error is reported of */
 };
 
 /*
- * A batch goes in chunks, of which SL_CUDA_AHEAD are on the stream at a time: what is not yet
- * there can be dropped, and other batches come between. The calls bound how long a submitter
- * is kept.
+ * A batch goes on the stream in chunks, SL_CUDA_AHEAD at a time. So a cancel drops the chunks that
+ * are not there yet, and other batches come between. SL_CUDA_CHUNK_CALLS bounds how long a
+ * submitter is kept.
  */
 #define SL_CUDA_AHEAD 2
 #define SL_CUDA_CHUNK_BYTES (8u << 20)
@@ -51,7 +56,7 @@ struct sl_cuda_piece {
 struct sl_cuda_worker;
 struct sl_cuda_mover;
 
-/* Entries that the processor gathers or scatters, and one side that lies dense on a device. */
+/* A gather by the CPU: scattered entries in host memory, contiguous ones (dense) on the device. */
 struct sl_cuda_entries {
 	uint8_t *host;
 	uint64_t host_len, host_base, host_stride, entry, dense;
@@ -61,23 +66,23 @@ struct sl_cuda_entries {
 
 struct sl_cuda_batch {
 	struct sl_cuda_worker *worker;
-	/* made when first needed; the last is for what follows all at once */
+	/* made when first needed; the last is for sl_cuda_follow */
 	CUevent event[SL_CUDA_AHEAD + 1];
-	/* those of the caller, or a copy in memory of ours, kept */
+	/* the submitter's until sl_cuda_submit returns, then a copy, in kept */
 	struct sl_cuda_piece *pieces;
 	struct sl_cuda_piece *kept;
-	uint32_t *list; /* of entries; ours */
+	uint32_t *list; /* of entries; a copy, freed when the batch completes */
 	struct sl_cuda_entries entries;
-	size_t n, at; /* pieces, and the first that is not all on the stream */
-	uint64_t off; /* of that */
+	size_t n, at; /* pieces, and the first of which not all is on the stream */
+	uint64_t off; /* bytes of that piece that are */
 	int flying;   /* chunks on the stream */
 	int turn, last;
 	int status, piece;
-	uint64_t serial; /* which of the batches that had this number it is */
-	uint64_t cancel; /* serial of the one that was cancelled last, begun or not */
+	uint64_t serial; /* tells it from other batches with this number */
+	uint64_t cancel; /* serial of the batch that was cancelled last, begun or not */
 };
 
-/* What the thread of a worker is to wait for before it looks at a batch. */
+/* What a worker waits for before it goes on with a batch: an event, by index, or one of these. */
 enum { SL_CUDA_NOTHING = -1, SL_CUDA_STREAM = -2 };
 struct sl_cuda_note {
 	uint32_t batch;
@@ -89,13 +94,13 @@ struct sl_cuda_worker {
 	struct sl_cuda_mover *mover;
 	CUstream stream;
 	pthread_t thread;
-	pthread_mutex_t order; /* held by a thread that puts work on the stream, notes included */
-	pthread_mutex_t lock;  /* of what follows */
+	pthread_mutex_t order; /* held to put work on the stream, and the note of that work */
+	pthread_mutex_t lock;  /* guards what follows */
 	pthread_cond_t more;
 	struct sl_cuda_note *notes;
 	uint32_t head, tail, mask;
 	bool open, stop;
-	bool captured; /* the stream is part of a capture, by the last look; order */
+	bool captured; /* the stream was in a graph capture at the last look; guarded by order */
 };
 
 struct sl_cuda_mover {
@@ -103,7 +108,7 @@ struct sl_cuda_mover {
 	CUcontext context;
 	CUmodule module;
 	CUfunction kernel[SL_CUDA_KERNELS];
-	uint32_t shared[SL_CUDA_KERNELS]; /* bytes that a kernel was told that it may have */
+	uint32_t shared[SL_CUDA_KERNELS]; /* bytes of shared memory that each kernel may use */
 	pthread_mutex_t lock;
 	struct sl_cuda_ends *ends;
 	struct sl_cuda_batch *batches;

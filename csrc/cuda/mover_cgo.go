@@ -64,10 +64,10 @@ type Ends struct {
 	heed *atomic.Uint32
 }
 
-// NewEnds has room for as many batches, a power of two. wakeFD is an eventfd that is written to
-// after an end where Arm has asked for it, heedFD one that is written to after each end while
-// a caller heeds. Both stay the caller's, and must stay open until Close.
-// Implements: int sl_cuda_ends_open(struct sl_cuda_ends **ends, ...)
+// NewEnds makes a ring for so many batches, a power of two. wakeFD is an eventfd that is written to
+// after a completion, once for each Arm; heedFD is one that is written to after each completion
+// while the count of Heed is not 0. The caller closes both, after Close. Implements: int
+// sl_cuda_ends_open(struct sl_cuda_ends **ends, ...)
 func NewEnds(places, wakeFD, heedFD int) (*Ends, error) {
 	e := &Ends{}
 	if rc := C.sl_cuda_ends_open(&e.c, C.uint32_t(places), C.int(wakeFD), C.int(heedFD)); rc != 0 {
@@ -82,23 +82,23 @@ func NewEnds(places, wakeFD, heedFD int) (*Ends, error) {
 	return e, nil
 }
 
-// Poll takes ends. It does not cross into C.
+// Poll takes completions off the ring. It does not cross into C.
 func (e *Ends) Poll(done []ring.Done) int { return e.ring.Poll(done) }
 
-// Arm asks for one wake-up, and reports whether there is something already.
+// Arm asks for one write to wakeFD, and reports whether the ring has a completion already.
 func (e *Ends) Arm() bool { return e.ring.Arm() }
 
-// Disarm reports whether a wake-up was asked for, once.
+// Disarm takes an Arm back. It reports whether there was one.
 func (e *Ends) Disarm() bool { return e.ring.Armed.Load() != 0 && e.ring.Armed.Swap(0) != 0 }
 
-// Heed counts batches whose end a caller awaits without polling.
+// Heed adds to the count of batches for which a goroutine waits on heedFD.
 func (e *Ends) Heed(n int) { e.heed.Add(uint32(n)) }
 
-// Close gives the memory back, after the movers.
+// Close frees the ring. All movers must be closed.
 func (e *Ends) Close() { C.sl_cuda_ends_close(e.c) }
 
-// Mover moves batches on the streams of a device. Batches are numbered below the places of
-// its ends, and a number is in use until its end was polled. All methods may be called by any
+// Mover moves batches on the streams of a device. Batches have numbers below the places of its
+// Ends. A number is in use until Poll has returned its completion. All methods may be called by any
 // goroutine, and none after Close.
 type Mover struct {
 	c       *C.struct_sl_cuda_mover
@@ -121,15 +121,16 @@ func OpenMover(ordinal int, ends *Ends, places, streams, gated int) (*Mover, err
 	return m, nil
 }
 
-// Close waits for what is under way.
+// Close waits for batches under way.
 func (m *Mover) Close() { C.sl_cuda_mover_close(m.c) }
 
-// Patient is the worker whose thread does all work itself: for what a call may wait for, such as
-// copies of memory that is not pinned. Those below it are shared; Gated(i) follow.
+// Patient returns the worker for batches whose calls of the driver may block, such as copies of
+// memory that is not pinned: its thread makes all of these calls. Workers below it are shared;
+// above it are those of Gated.
 func (m *Mover) Patient() int { return m.streams }
 
-// Gated returns the worker of gated batches with that number, which must be free, and makes it when
-// it is first needed.
+// Gated returns the worker i of those for batches that wait for events, one batch at a time. It
+// makes the worker when it is first needed.
 func (m *Mover) Gated(i int) (worker int, err error) {
 	m.gates.Lock()
 	defer m.gates.Unlock()
@@ -137,7 +138,7 @@ func (m *Mover) Gated(i int) (worker int, err error) {
 	return worker, Status("open stream", int32(C.sl_cuda_gated_open(m.c, C.int(worker))))
 }
 
-// Load has the driver compile PTX and finds up to three kernels in it, as Device.Load does.
+// Load does what Device.Load does.
 func (m *Mover) Load(ptx string, kernels []string) error {
 	return result("load module", loadModule(ptx, kernels,
 		func(text *C.char, names **C.char) C.int {
@@ -155,7 +156,7 @@ func (m *Mover) Submit(worker, batch int, serial uint64, pieces []Piece, events 
 	return Status("copy", int32(rc))
 }
 
-// SubmitRun starts a batch that is a launch.
+// SubmitRun starts a batch that is one launch of a kernel.
 func (m *Mover) SubmitRun(worker, batch int, serial uint64, r *Run, events []uint64) error {
 	rc := C.sl_cuda_submit_run(m.c, C.int(worker), C.uint32_t(batch), C.uint64_t(serial),
 		(*C.struct_sl_cuda_run)(unsafe.Pointer(r)),
@@ -163,7 +164,7 @@ func (m *Mover) SubmitRun(worker, batch int, serial uint64, r *Run, events []uin
 	return Status("launch kernel", int32(rc))
 }
 
-// SubmitEntries starts a batch on the patient worker.
+// SubmitEntries starts a batch that is a gather by the CPU, on the patient worker.
 func (m *Mover) SubmitEntries(batch int, serial uint64, e *Entries) error {
 	up := C.int(0)
 	if e.Up {

@@ -17,10 +17,10 @@ var loaded struct {
 	path string // empty: not loaded
 }
 
-// Load opens libcufile and its driver, once in the life of the process: neither is closed again, as
-// other parts of the program may use the same. LoadCUDA must have succeeded, which is to say that
-// cuInit did: without a device the library is not touched. path names the library, "" the one of
-// the system. An error is a *driver.UnavailableError; then a later call may try again.
+// Load opens libcufile and its driver, once in the life of the process: neither is closed again,
+// since other parts of the program may use them. Load of csrc/cuda must have succeeded: without a
+// device the library is not opened. path names the library; "" is the one of the system. An error
+// is a *driver.UnavailableError; then a later call may try again.
 func Load(path string) error {
 	if path == "" {
 		path = cufileLibrary
@@ -51,14 +51,14 @@ func unavailable(reason, fix string) error {
 	return &driver.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
 }
 
-// Error is what cuFile answered, other than an errno.
+// Error is an error that cuFile has returned, other than an errno.
 type Error struct {
 	Call   string // "register file"
 	Code   int    // a CUfileOpError, from 5000 on
 	Result int    // a CUresult, where Code is that of the CUDA driver
 }
 
-// Error names the call, and cuFile's word for what went wrong.
+// Error names the call and cuFile's error.
 func (e *Error) Error() string {
 	text, ok := words[e.Code]
 	if !ok {
@@ -70,7 +70,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: cuFile answers %d, %s; see its log", e.Call, e.Code, text)
 }
 
-// words are those of the API reference, for what a program meets.
+// words explain the errors that a program may meet, as the API reference does.
 var words = map[int]string{
 	5001: "nvidia-fs is not loaded, and compat mode is not allowed",
 	5004: "nvidia-fs has another version",
@@ -104,20 +104,19 @@ var words = map[int]string{
 	5037: "the batch is full",
 }
 
-// Codes of cuFile that are not failures of a registration.
-const (
-	AlreadyRegistered = 5023
-	base              = 5000
-)
+// AlreadyRegistered is the Error.Code of memory that is registered with cuFile already.
+const AlreadyRegistered = 5023
 
-// Facts are what the library says of itself. Those of int8 are 1, 0, or -1: it does not say.
+const base = 5000 // where cuFile's error codes begin
+
+// Facts are the properties that the library reports. Those of int8 are 1, 0, or -1: not reported.
 type Facts struct {
 	Version              int // 1140 for 1.14; 0: older than 1.8
 	Batches              bool
 	ForceCompat          int8   // by its configuration
 	PCIP2PDMA            int8   // without nvidia-fs, by the kernel's own means
 	NVFSMajor, NVFSMinor int    // of nvidia-fs; 0.0: it is not loaded
-	BatchMax             int    // entries; 0: it does not say
+	BatchMax             int    // entries; 0: not reported
 	DirectMax, PinnedMax uint64 // bytes
 	CacheMax             uint64
 }
@@ -125,17 +124,17 @@ type Facts struct {
 // Request is a read or write of one range. It goes from Go to C as it is.
 type Request struct {
 	Handle       uint64 // of Open
-	Base, Offset uint64 // memory: an address as it was registered, and where behind it
+	Base, Offset uint64 // memory: the address that was registered, and the offset from it
 	At, Len      uint64 // in the file; at most 1 GiB
-	Slot         uint32 // what Done.Tag names
+	Slot         uint32 // Done.Tag of its completion
 	FD           int32  // for an edge: a descriptor without O_DIRECT
 	Kind         Kind
-	Device       uint16 // whose context the call is made in
+	Device       uint16 // the one in whose context the call is made
 	_            uint32
 }
 
-// Kind is what a request is. An edge is a write of less than whole blocks, at most EdgeMax bytes,
-// which goes by way of the host.
+// Kind is the kind of a request. An edge is a write of less than whole blocks, of at most EdgeMax
+// bytes, which is copied to the host and written from there.
 type Kind uint16
 
 // The kinds.
@@ -148,7 +147,7 @@ const (
 // EdgeMax bounds an edge, in bytes.
 const EdgeMax = 8192
 
-// Devices is how many devices a mover knows: ordinals are below.
+// Devices bounds the ordinals of devices.
 const Devices = 64
 
 // BatchMax bounds the entries of a batch.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The queue of requests, and the threads that take from it. */
+/* Opens and closes a mover with its workers, and queues requests for them. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 #include "mover.h"
 #include "../threads.h"
 
-/* Threads of Go's runtime take the signals of a program. */
+/* The worker blocks all signals but its own faults: threads of Go's runtime handle them. */
 static int start(struct sl_cufile_worker *l)
 {
 	sigset_t all, before;

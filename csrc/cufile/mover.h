@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcufile, opened at run time, and requests that a few threads hand to it: one by one or
- * as batches. A request has a number, its slot, and ends once, in the ends: with the
- * bytes that were moved, or minus an errno, or minus an error of cuFile (from 5000 on).
+ * libcufile, opened at run time, and a mover: a queue of requests, and threads (workers) that hand
+ * them to libcufile, one by one or as batches. Each request has a number of the caller's, its slot,
+ * and completes once: the worker adds it to the ends of csrc/cuda, with the bytes that were moved,
+ * minus an errno, or minus an error of cuFile (from 5000 on).
+ *
+ * load.c opens the library and registers memory and files; mover.c has the queue; worker.c is what
+ * a worker does with requests.
  */
 #ifndef SLUICE_CUFILE_MOVER_H
 #define SLUICE_CUFILE_MOVER_H
@@ -19,17 +23,17 @@ struct sl_cufile_api {
 #undef X
 };
 
-/* All set, but for what is optional, or all NULL. Written once, by sl_cufile_load. */
+/* Written once, by sl_cufile_load: before that all are NULL, afterwards only optional ones. */
 extern struct sl_cufile_api sl_cufile;
 
 /*
- * Opens the library and its driver: all of it or nothing. After sl_cuda_load, since it looks for
- * devices at once. -ENOENT: dlopen failed; -ENOSYS: a function is missing; -ENODEV:
- * cuFileDriverOpen failed. why is then the reason in words.
+ * Opens the library and its driver. sl_cuda_load must have succeeded, since libcufile looks for
+ * devices at once. After an error nothing has changed, and why is the reason in words. -ENOENT:
+ * dlopen failed; -ENOSYS: a function is missing; -ENODEV: cuFileDriverOpen failed.
  */
 int sl_cufile_load(const char *path, char *why, size_t size);
 
-/* What the library says of itself. -1: it does not say. */
+/* Properties that the library reports. -1: it does not report this one. */
 struct sl_cufile_facts {
 	int32_t version; /* 1140 for 1.14; 0: older than 1.8 */
 	int32_t batches;
@@ -44,18 +48,20 @@ CUfileError_t sl_cufile_facts(struct sl_cufile_facts *f);
 #define SL_CUFILE_BATCH_MAX 256
 
 struct sl_cufile_request {
-	uint64_t handle, base, offset; /* memory: base as it was registered, and where in it */
+	uint64_t handle;       /* of sl_cufile_open */
+	uint64_t base, offset; /* memory: the address that was registered, and the offset from it */
 	uint64_t at, len;	       /* in the file */
 	uint32_t slot;
 	int32_t fd; /* for an edge: a descriptor without O_DIRECT */
-	uint16_t kind, device; /* device: whose context is made current */
+	uint16_t kind, device; /* device: the one whose context the worker makes current */
 	uint32_t reserved;
 };
 
 /*
- * What a request is. An edge is a write of less than whole blocks, of at most SL_CUFILE_EDGE_MAX
- * bytes: cuFile would write the rest of the blocks, too, as it was before, and undo what others
- * write there meanwhile. It goes by way of the host.
+ * The kinds of a request. An edge is a write of less than whole blocks, of at most
+ * SL_CUFILE_EDGE_MAX bytes. cuFile would read the blocks, change them and write them whole, which
+ * undoes what others write there meanwhile: so the worker copies an edge to the host and writes it
+ * with pwrite.
  */
 enum sl_cufile_kind {
 	SL_CUFILE_READ,
@@ -66,52 +72,54 @@ enum sl_cufile_kind {
 
 struct sl_cufile_mover;
 
-/* A thread. All but `mover` is its own. */
+/* A thread of a mover. No other thread uses it. */
 struct sl_cufile_worker {
 	struct sl_cufile_mover *mover;
 	pthread_t thread;
 	bool runs;
-	unsigned most; /* requests at a time; less after the library took no more */
-	struct sl_cufile_request taken[SL_CUFILE_BATCH_MAX];
-	CUfileBatchHandle_t batch; /* NULL: to be made */
+	unsigned most; /* requests that it takes at a time; lowered if the library refuses them */
+	struct sl_cufile_request taken[SL_CUFILE_BATCH_MAX]; /* off the queue, not completed */
+	CUfileBatchHandle_t batch; /* NULL: made when first needed */
 	CUfileIOParams_t *params;
 	CUfileIOEvents_t *events;
-	/* of each entry of a batch. 0: not told yet; 1: its end; below: its error, until all end */
+	/* by entry of a batch: 0: no event yet; 1: completed; negative: its error, until all are */
 	ssize_t *told;
-	CUstream stream[SL_CUFILE_DEVICES]; /* NULL: to be made */
+	CUstream stream[SL_CUFILE_DEVICES]; /* for edges; NULL: made when first needed */
 	char edge[SL_CUFILE_EDGE_MAX];
 };
 
 struct sl_cufile_mover {
 	struct sl_cuda_ends *ends;
 	uint32_t slots, workers;
-	uint32_t *cancel; /* by slot: not to be begun any more; written by Go */
+	uint32_t *cancel; /* by slot: not 0: a worker must not begin the request; written by Go */
 	pthread_mutex_t lock;
 	pthread_cond_t more;
 	struct sl_cufile_request *queue; /* a ring of `slots` */
 	uint32_t head, count;
 	bool stop;
 	CUcontext context[SL_CUFILE_DEVICES]; /* NULL: not in use */
-	/* times that a batch was cut, or given up for single calls */
-	uint64_t lessened;
+	uint64_t lessened; /* how often a worker has lowered its `most` */
 	struct sl_cufile_worker *worker;
 };
 
 /*
- * slots is a power of two, those of the ends. -ENOMEM, or minus another errno: then there is
- * nothing to close.
+ * slots is a power of two, and at most the places of the ends. Returns 0 or minus an errno; after
+ * an error there is nothing to close.
  */
 int sl_cufile_mover_open(struct sl_cufile_mover **mover, struct sl_cuda_ends *ends, uint32_t slots,
 			 uint32_t workers, unsigned most);
-/* Nothing is under way. */
+/* All requests must have completed. */
 void sl_cufile_mover_close(struct sl_cufile_mover *m);
 
-/* Takes requests, whose slots are free: there is always room. */
+/* Queues requests, whose slots must be free: so there is always room. */
 void sl_cufile_put(struct sl_cufile_mover *m, const struct sl_cufile_request *r, size_t n);
 
-/* Makes a device known, whose number is below SL_CUFILE_DEVICES: 0 or what the driver says. */
+/*
+ * Retains the context of a device, whose number is below SL_CUFILE_DEVICES, until the mover is
+ * closed. Returns 0 or a CUresult.
+ */
 int sl_cufile_device(struct sl_cufile_mover *m, int device);
-/* Whether all of [at, at + bytes) is memory of a device, and of which. */
+/* As sl_cuda_whose, by the context of `device`. */
 int sl_cufile_whose(struct sl_cufile_mover *m, int device, uint64_t at, uint64_t bytes, int *whose,
 		    uint64_t *until);
 
@@ -121,7 +129,7 @@ CUfileError_t sl_cufile_register(struct sl_cufile_mover *m, int device, uint64_t
 				 uint64_t bytes);
 CUfileError_t sl_cufile_deregister(struct sl_cufile_mover *m, int device, uint64_t base);
 
-/* For the threads. */
+/* What a worker runs, and what frees its batch and streams. */
 void *sl_cufile_attend(void *worker);
 void sl_cufile_discard(struct sl_cufile_worker *l);
 

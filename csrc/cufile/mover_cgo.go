@@ -26,7 +26,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// What crosses as it is has equal sizes in both directions.
+// Requests cross into C as they lie in Go. Each pair of lines is one equality, in both directions.
 const (
 	_ = uint(unsafe.Sizeof(Request{}) - unsafe.Sizeof(C.struct_sl_cufile_request{}))
 	_ = uint(unsafe.Sizeof(C.struct_sl_cufile_request{}) - unsafe.Sizeof(Request{}))
@@ -42,10 +42,10 @@ const (
 	_ = uint(Edge - C.SL_CUFILE_EDGE)
 )
 
-// before says whether cuInit has succeeded.
+// before returns an error unless libcuda is open.
 func before() error { return cuda.Loaded() }
 
-// loadLibrary opens the library and returns "", or why not and what to do.
+// loadLibrary opens the library. It returns "", or the reason why it cannot and what to do.
 // Implements: int sl_cufile_load(const char *path, char *why, size_t size)
 func loadLibrary(path string) (reason, fix string) {
 	name := C.CString(path)
@@ -68,7 +68,7 @@ func result(call string, rc C.CUfileError_t) error {
 	return &Error{call, int(rc.err), int(rc.cu_err)}
 }
 
-// Look returns what the library says of itself. Load must have succeeded.
+// Look returns the properties that the library reports. Load must have succeeded.
 func Look() (Facts, error) {
 	var f C.struct_sl_cufile_facts
 	if rc := C.sl_cufile_facts(&f); rc.err != 0 {
@@ -85,16 +85,17 @@ func Look() (Facts, error) {
 	}, nil
 }
 
-// Mover hands requests to the library from threads of its own. All methods may be called by any
+// Mover queues requests, which its threads hand to the library. All methods may be called by any
 // goroutine, and none after Close.
 type Mover struct {
 	c       *C.struct_sl_cufile_mover
 	cancels []uint32
 }
 
-// OpenMover makes as many threads. slots is a power of two and at most the places of the ends; most
-// is how many requests a thread hands over at a time, as a batch; 1: by single calls. Load must
-// have succeeded. Implements: int sl_cufile_mover_open(struct sl_cufile_mover **mover, ...)
+// OpenMover starts the threads, as many as workers. slots is a power of two and at most the places
+// of the ends. most is how many requests a thread hands over at a time, as a batch; 1: by single
+// calls. Load must have succeeded. Implements: int sl_cufile_mover_open(struct sl_cufile_mover
+// **mover, ...)
 func OpenMover(ends *cuda.Ends, slots, workers, most int) (*Mover, error) {
 	m := &Mover{}
 	if rc := C.sl_cufile_mover_open(&m.c, (*C.struct_sl_cuda_ends)(ends.Pointer()),
@@ -105,18 +106,18 @@ func OpenMover(ends *cuda.Ends, slots, workers, most int) (*Mover, error) {
 	return m, nil
 }
 
-// Close gives the threads back. Nothing may be under way.
+// Close ends the threads. All requests must have completed.
 func (m *Mover) Close() { C.sl_cufile_mover_close(m.c) }
 
-// Put hands requests over, whose slots are free: one crossing, no allocation. Each ends once, in
-// the ends.
+// Put queues requests, whose slots must be free: one crossing, no allocation. Each completes once,
+// in the ends.
 func (m *Mover) Put(list []Request) {
 	C.sl_cufile_put(m.c, (*C.struct_sl_cufile_request)(unsafe.Pointer(unsafe.SliceData(list))),
 		C.size_t(len(list)))
 }
 
-// Cancel has a request not begin, if it has not; to take that back is for the next user of its slot
-// next. It does not cross into C.
+// Cancel keeps the request of a slot from beginning, unless it has begun. yes false takes that
+// back: the next user of the slot calls that first. Cancel does not cross into C.
 func (m *Mover) Cancel(slot uint32, yes bool) {
 	v := uint32(0)
 	if yes {
@@ -125,17 +126,17 @@ func (m *Mover) Cancel(slot uint32, yes bool) {
 	atomic.StoreUint32(&m.cancels[slot], v)
 }
 
-// Lessened counts how often the library took fewer requests at a time than it was given.
+// Lessened returns how often the library has refused a batch as too large.
 func (m *Mover) Lessened() uint64 {
 	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&m.c.lessened)))
 }
 
-// Use makes a device known, for good.
+// Use retains the context of a device until Close.
 func (m *Mover) Use(ordinal int) error {
 	return cuda.Result("open device", int32(C.sl_cufile_device(m.c, C.int(ordinal))))
 }
 
-// Whose is cuda.Mover.Whose, of a device that is in use.
+// Whose is as cuda.Mover.Whose, by the context of a device that is in use.
 func (m *Mover) Whose(ordinal int, at, n uint64) (device int, until uint64, err error) {
 	var d C.int
 	var end C.uint64_t
@@ -143,7 +144,7 @@ func (m *Mover) Whose(ordinal int, at, n uint64) (device int, until uint64, err 
 	return int(d), uint64(end), cuda.Result("look device memory up", int32(rc))
 }
 
-// Register makes memory known to cuFile: of a device that is in use, or of the host.
+// Register registers memory with cuFile: of a device that is in use, or of the host.
 func (m *Mover) Register(ordinal int, at, n uint64) error {
 	return result("register memory", C.sl_cufile_register(m.c, C.int(ordinal), C.uint64_t(at),
 		C.uint64_t(n)))
@@ -154,17 +155,17 @@ func (m *Mover) Deregister(ordinal int, at uint64) error {
 	return result("deregister memory", C.sl_cufile_deregister(m.c, C.int(ordinal), C.uint64_t(at)))
 }
 
-// Open makes a file known to cuFile. The descriptor must stay open until Close.
+// Open registers a file with cuFile. The descriptor must stay open until Close.
 func Open(fd int) (handle uint64, err error) {
 	var h C.uint64_t
 	rc := C.sl_cufile_open(C.int(fd), &h)
 	return uint64(h), result("register file", rc)
 }
 
-// Close undoes Open. Nothing may be under way.
+// Close undoes Open. No request may use the handle.
 func Close(handle uint64) { C.sl_cufile_close(C.uint64_t(handle)) }
 
-// Status is the error of a Done whose Status is negative.
+// Status returns the error of a Done whose Status is negative.
 func Status(call string, d *ring.Done) error {
 	switch {
 	case d.Piece != 0:

@@ -15,10 +15,10 @@ func loadLibrary(string) (reason, fix string) {
 	return "this program was built without cgo", "build it with CGO_ENABLED=1 and gcc"
 }
 
-// Look answers a *driver.UnavailableError.
+// Look returns a *driver.UnavailableError.
 func Look() (Facts, error) { return Facts{}, Load("") }
 
-// Mover is a way to cuFile. Without cgo there is none, and its methods are never called.
+// Mover queues requests for cuFile. Without cgo OpenMover fails, so no method is ever called.
 type Mover struct{ mover }
 
 type mover interface {
@@ -32,10 +32,10 @@ type mover interface {
 	Deregister(ordinal int, at uint64) error
 }
 
-// OpenMover answers a *driver.UnavailableError.
+// OpenMover returns a *driver.UnavailableError.
 func OpenMover(*cuda.Ends, int, int, int) (*Mover, error) { return nil, Load("") }
 
-// Open answers a *driver.UnavailableError.
+// Open returns a *driver.UnavailableError.
 func Open(int) (uint64, error) { return 0, Load("") }
 
 // Close is never called.

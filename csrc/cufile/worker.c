@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a thread does with requests: one by one or as a batch. */
+/*
+ * What a worker does: it takes requests off the queue (take), leaves out those that were cancelled
+ * and writes edges (sift), hands the others to libcufile by single calls (one) or as a batch, and
+ * completes each in the ends (end).
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -14,8 +18,8 @@ static void end(struct sl_cufile_worker *l, const struct sl_cufile_request *r, s
 }
 
 /*
- * Which of those that wait go together: the share of one thread, all of one device. Waits for the
- * first.
+ * Waits for requests and takes the share of one worker, all of one device, off the queue. Returns
+ * how many; 0: the mover closes.
  */
 static unsigned take(struct sl_cufile_worker *l)
 {
@@ -66,7 +70,7 @@ static void write_edge(struct sl_cufile_worker *l, const struct sl_cufile_reques
 	end(l, r, rc ? -EIO : n < 0 ? -errno : n, rc);
 }
 
-/* Ends those that were cancelled meanwhile, writes edges, and keeps the others in order. */
+/* Completes requests that were cancelled, writes edges, and keeps the others in order. */
 static unsigned sift(struct sl_cufile_worker *l, unsigned n)
 {
 	unsigned kept = 0;
@@ -81,7 +85,7 @@ static unsigned sift(struct sl_cufile_worker *l, unsigned n)
 	return kept;
 }
 
-/* What a call or an event answers, as an end has it: -1 stands for errno. */
+/* The status of a request from the result of a call or an event: -1 stands for errno. */
 static ssize_t outcome(ssize_t rc, int number)
 {
 	if (rc == -1)
@@ -109,7 +113,7 @@ static void lessen(struct sl_cufile_worker *l, unsigned most)
 	__atomic_add_fetch(&l->mover->lessened, 1, __ATOMIC_RELAXED);
 }
 
-/* Nothing is under way in it. */
+/* No request of the batch may be under way. */
 static void drop_batch(struct sl_cufile_worker *l)
 {
 	if (!l->batch)

@@ -9,14 +9,14 @@ import "github.com/sluicehq/sluice/driver"
 // Library is the usual file name of NVML.
 const Library = "libnvidia-ml.so.1"
 
-// Findings are the answers of the driver. An answer that it does not give is empty or zero.
+// Findings are what the driver reports. What it does not report is empty or zero.
 type Findings struct {
 	Driver string // version of the driver, such as "550.54.15"
 	CUDA   string // newest version of CUDA that the driver supports, such as "12.4"
 	GPUs   []GPU  // in NVML's order, by PCI address
 }
 
-// GPU is one card. An answer that the driver does not give is empty, zero or -1.
+// GPU is one card. What the driver does not report is empty, zero or -1.
 type GPU struct {
 	Index   int    `json:"index"` // as nvidia-smi numbers them; CUDA may number them otherwise
 	Name    string `json:"name"`

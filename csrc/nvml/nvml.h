@@ -10,7 +10,7 @@
 
 #define SL_NVML_TEXT 96
 
-/* What the driver does not say is empty, 0 or, where 0 says something, -1. */
+/* What the driver does not report is empty, 0, or -1 where 0 has a meaning. */
 struct sl_nvml_card {
 	char name[SL_NVML_TEXT];
 	int64_t domain, bus, device; /* of PCI */
@@ -25,15 +25,15 @@ struct sl_nvml {
 	char driver[SL_NVML_TEXT]; /* its version */
 	int cuda;		   /* 12040 for 12.4 */
 	unsigned cards;
-	char why[256]; /* of what is not SL_NVML_OK */
+	char why[256]; /* the reason in words, if the result is not SL_NVML_OK */
 };
 
 enum { SL_NVML_OK, SL_NVML_NO_LIBRARY, SL_NVML_INCOMPLETE, SL_NVML_NO_DRIVER };
 
-/* Returns one of these. code is the answer of nvmlInit of SL_NVML_NO_DRIVER. */
+/* Returns one of these. For SL_NVML_NO_DRIVER, code is the result of nvmlInit. */
 int sl_nvml_open(struct sl_nvml *n, const char *path, int *code);
 
-/* A card that has fallen off the bus says nothing. */
+/* Of a card that has fallen off the bus nothing is reported. */
 void sl_nvml_card(const struct sl_nvml *n, unsigned index, struct sl_nvml_card *card);
 
 /* Ends an sl_nvml_open that returned SL_NVML_OK. The library stays, for good. */

@@ -18,12 +18,12 @@ import (
 	"unsafe"
 )
 
-// asking is held while NVML is asked.
+// asking is held by Examine, since sl_nvml is not thread-safe.
 var asking sync.Mutex
 
-// Examine asks the driver through a library. The error is a *driver.UnavailableError where there is
-// none, or no driver. It may take seconds where the driver has to wake up its cards, and may be
-// called by any goroutine.
+// Examine opens the library of that path and asks the driver through it. If there is no library or
+// no driver, the error is a *driver.UnavailableError. Examine may be called by any goroutine, and
+// may take seconds while the driver wakes up its cards.
 func Examine(library string) (f Findings, err error) {
 	asking.Lock()
 	defer asking.Unlock()
@@ -38,7 +38,7 @@ func Examine(library string) (f Findings, err error) {
 		return f, unavailable(C.GoString(&n.why[0]), "install the whole NVIDIA driver of one "+
 			"version")
 	default:
-		fix := map[C.int]string{ // by the answer of nvmlInit
+		fix := map[C.int]string{ // by the result of nvmlInit
 			4: "give this user /dev/nvidia*",
 			9: "modprobe nvidia; containers: --gpus all",
 			18: "reboot, or load the kernel modules again: they are of another version than " +

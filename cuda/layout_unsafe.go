@@ -5,21 +5,15 @@
 package cuda
 
 /*
-#cgo CFLAGS: -O2 -std=c11 -Wall -Wextra
-#cgo noescape sl_twin_move
-#cgo nocallback sl_twin_move
 #include "digest.h"
-#include "twin.h"
+#include "gather.h"
 */
 import "C"
 
 import "unsafe"
 
-// Native says whether the twin runs in C.
-const Native = true
-
-// The arguments are read by C, and by kernels, as they are: equal sizes in both directions,
-// equal offsets.
+// The kernels read the arguments as they lie in Go: args, nested and tally have the sizes and
+// offsets of their structs in gather.h. Each pair of lines is one equality, in both directions.
 const (
 	_ = uint(unsafe.Sizeof(args{}) - unsafe.Sizeof(C.struct_sl_move{}))
 	_ = uint(unsafe.Sizeof(C.struct_sl_move{}) - unsafe.Sizeof(args{}))
@@ -45,7 +39,7 @@ const (
 	_ = uint(C.SL_ASYNC_THREADS - asyncThreads)
 )
 
-// The arguments of the kernel that digests: equal sizes in both directions, equal offsets.
+// The same for the kernel that digests, and digest.h.
 const (
 	_ = uint(unsafe.Sizeof(cellsArgs{}) - unsafe.Sizeof(C.struct_sl_cells{}))
 	_ = uint(unsafe.Sizeof(C.struct_sl_cells{}) - unsafe.Sizeof(cellsArgs{}))
@@ -64,27 +58,3 @@ const (
 	_ = uint(C.SL_CELL_LOADS - cellLoads)
 	_ = uint(cellLoads - C.SL_CELL_LOADS)
 )
-
-// move moves entries [first, first+n) and adds to the tally.
-//
-// Implements: void sl_twin_move(const struct sl_move *m, sl_u64 first, sl_u64 n, ...)
-func move(m *Move, a *args, first, n uint64, t *tally) {
-	one, two := &m.Parts[0], &Part{}
-	if len(m.Parts) > 1 {
-		two = &m.Parts[1]
-	}
-	C.sl_twin_move((*C.struct_sl_move)(unsafe.Pointer(a)), C.sl_u64(first), C.sl_u64(n),
-		pointer(one.Dst), pointer(one.Src), pointer(two.Dst), pointer(two.Src),
-		m.Dst.pointer(), m.Src.pointer(), (*C.struct_sl_tally)(unsafe.Pointer(t)))
-}
-
-// pointer is typed, so that cgo does not look for Go pointers in what it points to.
-func pointer(mem []byte) *C.uchar { return (*C.uchar)(unsafe.Pointer(unsafe.SliceData(mem))) }
-
-// pointer is NULL where there is no list; an empty one has an address all the same.
-func (x *Index) pointer() *C.uchar {
-	if x.U64 != nil {
-		return (*C.uchar)(unsafe.Pointer(unsafe.SliceData(x.U64)))
-	}
-	return (*C.uchar)(unsafe.Pointer(unsafe.SliceData(x.U32)))
-}
