@@ -69,12 +69,15 @@ const (
 
 // Open implements bench.End.
 func (e *cacheEnd) Open(r *bench.Request) (a bench.Answer, err error) {
-	if r.Threads > 1 {
-		return a, fmt.Errorf("it posts one operation at a time: %w", bench.ErrUnsupported)
-	}
 	lane := bench.Lane(r.Lane)
-	if !slices.Contains(bench.CacheLanes, lane) || (lane == bench.CacheDisk) != (e.folder != "") {
+	switch {
+	case r.Threads > 1:
+		return a, fmt.Errorf("it posts one operation at a time: %w", bench.ErrUnsupported)
+	case (lane == bench.CacheDisk) != (e.folder != ""):
 		return a, fmt.Errorf("it is not for lane %s: %w", lane, bench.ErrUnsupported)
+	}
+	if err := onlyLane(r, bench.CacheLanes...); err != nil {
+		return a, err
 	}
 	a.Version, a.Settings = "sluice", map[string]string{
 		"each":  "kv/cache/serve, from another process, verified by each load",
@@ -91,18 +94,19 @@ func (e *cacheEnd) Open(r *bench.Request) (a bench.Answer, err error) {
 		return a, err
 	}
 	e.region, err = e.eng.Register(nearName, e.memory.Segment())
-	if err != nil || e.way != "own" {
-		return a, err
-	}
-	c, err := e.openCache(r.FarBytes)
-	if err == nil {
-		err = e.useOwn(c)
+	if err == nil && e.way == "own" {
+		err = e.useOwn(r.FarBytes)
 	}
 	return a, err
 }
 
-// useOwn has this process use its cache. A Store to a disk is done when that has the blocks.
-func (e *cacheEnd) useOwn(c *cache.Cache) error {
+// useOwn has this process open a cache and use it. A Store to a disk is done when that has the
+// blocks.
+func (e *cacheEnd) useOwn(bytes uint64) error {
+	c, err := e.openCache(bytes)
+	if err != nil {
+		return err
+	}
 	space, err := c.Namespace("bench", cache.NamespaceOptions{})
 	if err != nil {
 		return err
@@ -115,19 +119,16 @@ func (e *cacheEnd) useOwn(c *cache.Cache) error {
 	e.match = func(_ context.Context, keys []cache.Key) (cache.Match, error) {
 		return space.Match(keys), nil
 	}
-	e.remove = func(_ context.Context, keys []cache.Key) error {
-		return space.Remove(keys)
-	}
+	e.remove = func(_ context.Context, keys []cache.Key) error { return space.Remove(keys) }
 	e.move = func(ctx context.Context, p *cachePosting, op string) ([]cache.Outcome, error) {
-		place := cache.Place{Peer: self, Remote: remote, Stride: p.size, Slots: p.slots,
-			Run: p.size}
+		at := cache.Place{Peer: self, Remote: remote, Stride: p.size, Slots: p.slots, Run: p.size}
 		if op == bench.OpRead {
-			load := space.Load(ctx, p.keys, place)
+			load := space.Load(ctx, p.keys, at)
 			err := load.Wait(ctx)
 			return load.Outcomes(), err
 		}
 		begin := time.Now()
-		store := space.Store(ctx, p.keys, place)
+		store := space.Store(ctx, p.keys, at)
 		e.called += time.Since(begin)
 		err := store.Wait(ctx)
 		e.copied += time.Since(begin)
@@ -147,15 +148,13 @@ func (e *cacheEnd) useOwn(c *cache.Cache) error {
 // openCache opens a cache with room for the blocks of an operation's other side twice. Its files
 // lose their names at once.
 func (e *cacheEnd) openCache(bytes uint64) (*cache.Cache, error) {
-	room := 2*bytes + 4*cacheExtent
-	cfg := cache.Config{Engine: e.eng, VerifyFirst: e.way == "first"}
-	cfg.Memory = cache.MemoryConfig{Bytes: room, Extent: cacheExtent,
-		Path: fmt.Sprintf("/dev/shm/sluice-bench-%d", os.Getpid())}
-	cfg.Blocks = room / 4096
+	room, name := 2*bytes+4*cacheExtent, fmt.Sprint("sluice-bench-", os.Getpid())
+	cfg := cache.Config{Engine: e.eng, VerifyFirst: e.way == "first", Blocks: room / 4096,
+		Memory: cache.MemoryConfig{Bytes: room, Extent: cacheExtent, Path: "/dev/shm/" + name}}
 	if e.folder != "" {
-		cfg.Disks = []cache.DiskConfig{{Bytes: room, Extent: cacheExtent, Blocks: room / 4096,
-			Path: filepath.Join(e.folder, fmt.Sprintf("sluice-bench-%d", os.Getpid()))}}
 		cfg.Memory.Bytes, cfg.Policy = diskMemory, cache.LRU
+		cfg.Disks = []cache.DiskConfig{{Bytes: room, Extent: cacheExtent, Blocks: room / 4096,
+			Path: filepath.Join(e.folder, name)}}
 		defer os.Remove(cfg.Disks[0].Path)
 	}
 	defer os.Remove(cfg.Memory.Path)
@@ -284,10 +283,9 @@ func (e *cacheEnd) Prepare(op string, size uint64, local, remote []int32) (bench
 }
 
 // pieces are the bytes in slots.
-func pieces(memory []byte, slots []int32, size uint64) [][]byte {
-	list := make([][]byte, len(slots))
-	for i := range list {
-		list[i] = slice(memory, slots[i], size)
+func pieces(memory []byte, slots []int32, size uint64) (list [][]byte) {
+	for _, s := range slots {
+		list = append(list, slice(memory, s, size))
 	}
 	return list
 }
@@ -303,16 +301,14 @@ func proven(op string, values [][]byte, keys []cache.Key, post func(op string) e
 	for _, v := range values {
 		clear(v)
 	}
-	if err := post(bench.OpRead); err != nil {
-		return err
-	}
+	err := post(bench.OpRead)
 	want := bytes.Clone(values[0])
 	for i, v := range values {
-		if fill(want, keys[i]); !bytes.Equal(want, v) {
-			return fmt.Errorf("value %d is not what was stored: %w", i, bench.ErrNonsense)
+		if fill(want, keys[i]); err == nil && !bytes.Equal(want, v) {
+			err = fmt.Errorf("value %d is not what was stored: %w", i, bench.ErrNonsense)
 		}
 	}
-	return nil
+	return err
 }
 
 // fill writes what the block of a key is.
@@ -324,21 +320,20 @@ func fill(b []byte, k cache.Key) {
 
 // Reset implements bench.Resetter: a Store finds none of its blocks, and a Load from a disk none in
 // memory.
-func (p *cachePosting) Reset(ctx context.Context) error {
+func (p *cachePosting) Reset(ctx context.Context) (err error) {
 	switch {
 	case p.op == bench.OpWrite:
-		return p.remove(ctx, p.keys)
+		err = p.remove(ctx, p.keys)
 	case p.op == bench.OpRead && p.folder != "":
-		m, err := p.match(ctx, p.keys)
-		for i, where := range m.Blocks {
-			if where&cache.InMemory != 0 {
-				err = fmt.Errorf("block %d lies in memory before it is loaded: use --pages and a "+
-					"larger --spread: %w", i, bench.ErrUnsupported)
-			}
+		var m cache.Match
+		m, err = p.match(ctx, p.keys)
+		there := func(f cache.Found) bool { return f&cache.InMemory != 0 }
+		if slices.ContainsFunc(m.Blocks, there) {
+			err = fmt.Errorf("blocks lie in memory before they are loaded: use --pages and a "+
+				"larger --spread: %w", bench.ErrUnsupported)
 		}
-		return err
 	}
-	return nil
+	return err
 }
 
 // Post implements bench.Posting.

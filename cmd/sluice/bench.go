@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends/byname"
@@ -105,16 +106,26 @@ func newBench() *cobra.Command {
 	return c
 }
 
-// newCacheBench is newBench of the lanes of a cache, unless --lane says otherwise.
+// newCacheBench is newBench of the lanes of a cache.
 func newCacheBench() *cobra.Command {
 	c := newBench()
 	c.Short = "Measure Match, Load and Store of a cache beside a baseline of the same shape"
+	_, about, _ := strings.Cut(benchLong, "  cache     ")
+	c.Long = c.Short + ".\nIt is sluice bench, whose help says what the figures are, of the " +
+		"lanes of a cache:\n\n  cache     " + about
 	c.Example = "  sluice cache bench\n  sluice cache bench --lane cache-disk --dir /mnt/nvme"
+	lane := c.Flags().Lookup("lane")
+	lane.Usage = "cache, cache-shm, cache-tcp or cache-disk, `LANE,...`; without it cache"
 	c.PreRunE = func(c *cobra.Command, _ []string) error {
-		if given(c, "lane") {
-			return nil
+		if !given(c, "lane") {
+			return c.Flags().Set("lane", allCaches)
 		}
-		return c.Flags().Set("lane", allCaches)
+		for _, name := range lane.Value.(pflag.SliceValue).GetSlice() {
+			if !strings.HasPrefix(name, allCaches) {
+				return usagef("--lane %s: it is of sluice bench", name)
+			}
+		}
+		return nil
 	}
 	return c
 }

@@ -6,8 +6,10 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -22,7 +24,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/byname"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
@@ -119,16 +124,19 @@ func TestCacheDemo(t *testing.T) {
 func TestCacheCommands(t *testing.T) {
 	dir, config := cacheDir(t, `metrics = "127.0.0.1:0"`)
 	at := filepath.Join(dir, "s")
-	require.Equal(t, config+": it can be used\n",
+	require.Equal(t, config+": config has no error\n",
 		ok(t, sluice(t, "cache", "serve", "--config", config, "--check")).stdout)
 	s := startCache(t, config)
 	require.Contains(t, s.line, "memory is empty")
 
 	block, back := filepath.Join(dir, "block"), filepath.Join(dir, "back")
 	require.NoError(t, os.WriteFile(block, bytes.Repeat([]byte("kv"), 5001), 0o600))
-	ok(t, askCache(t, at, "put", "--hash", "hello", block))
-	ok(t, askCache(t, at, "put", "--hash", "hello", block)) // it is there
-	ok(t, askCache(t, at, "get", "--hash", "hello", "--out", back))
+	require.Contains(t, ok(t, askCache(t, at, "put", "--hash", "hello", block)).stdout, "stored")
+	put := decode(t, ok(t, askCache(t, "unix:"+at, "put", "--hash", "hello", block,
+		"--json")).stdout)
+	wantKeys(t, "what was stored", put, "key", "bytes", "outcome")
+	require.Equal(t, "known", put.(map[string]any)["outcome"])
+	ok(t, askCache(t, at, "get", "--hash", "hello", back))
 	want, err := os.ReadFile(block)
 	require.NoError(t, err)
 	got, err := os.ReadFile(back)
@@ -137,13 +145,13 @@ func TestCacheCommands(t *testing.T) {
 
 	o := askCache(t, at, "put", "--hash", "hello", config)
 	require.Equal(t, statusFailed, o.status)
-	require.Contains(t, o.stderr, "another length")
-	o = askCache(t, at, "get", "--hash", "bye", "--out", back)
+	require.Contains(t, o.stderr, "another block under this key")
+	o = askCache(t, at, "get", "--hash", "bye", back)
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "never stored")
-	o = askCache(t, at, "get", "--hash", "x", "--namespace", "no", "--out", "-")
+	o = askCache(t, at, "get", "--hash", "x", "--namespace", "no", "-")
 	require.Contains(t, o.stderr, "sluice cache ls")
-	o = askCache(t, at, "get", "hello", "--out", "-")
+	o = askCache(t, at, "get", "hello", "-")
 	require.Equal(t, statusUsage, o.status)
 	require.Contains(t, o.stderr, "32 hexadecimal digits")
 	o = askCache(t, at, "put", "--hash", "x", config, "--namespace", "\xff")
@@ -175,14 +183,14 @@ func TestCacheCommands(t *testing.T) {
 	require.NoFileExists(t, at)
 	s = startCache(t, config)
 	require.Contains(t, s.line, "attached 1 blocks")
-	ok(t, askCache(t, at, "get", "--hash", "hello", "--out", back))
+	ok(t, askCache(t, at, "get", "--hash", "hello", back))
 }
 
 // TestCacheServeTwice: two servers of one directory, or of one socket; the error says which it is,
 // and the first one goes on.
 func TestCacheServeTwice(t *testing.T) {
 	dir, config := cacheDir(t, `start_timeout = "100ms"`)
-	startCache(t, config)
+	s := startCache(t, config)
 	o := sluice(t, "cache", "serve", "--config", config)
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "another process serves at")
@@ -194,7 +202,10 @@ func TestCacheServeTwice(t *testing.T) {
 		0o600))
 	o = sluice(t, "cache", "serve", "--config", other)
 	require.Equal(t, statusFailed, o.status)
-	require.Contains(t, o.stderr, "a server has these files already")
+	pid := fmt.Sprint("pid ", s.Process.Pid)
+	require.Contains(t, o.stderr, "waits for "+pid+", which has "+filepath.Join(dir, "memory"))
+	require.Contains(t, o.stderr, "another cache has it")
+	require.Contains(t, o.stderr, "stop "+pid)
 	ok(t, askCache(t, filepath.Join(dir, "s"), "stat"))
 }
 
@@ -217,7 +228,7 @@ func TestCacheReload(t *testing.T) {
 		"flow = \"memory-only\"\nttl = \"2h\"\n")
 	require.Regexp(t, `default +\w+ +4 .* 8 MiB .* memory-only +7200`, listed())
 	require.Contains(t, reload("[[namespace]]\nname = \"default\"\npriority = 11\n"),
-		"line 10: namespace: priority 11, from 0 to 7")
+		"line 12: namespace.priority: 11: want")
 	require.Regexp(t, `default +\w+ +4 .* 8 MiB .* memory-only +7200`, listed())
 	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, s.Wait())
@@ -282,57 +293,39 @@ func TestCacheSystemd(t *testing.T) {
 	require.NoError(t, s.Wait())
 }
 
-// identityFiles are new certificates as the options of a client, and as an [identity] of a config.
-func identityFiles(t *testing.T) (flags []string, config string) {
-	backend, _ := certificates(t, time.Hour)
-	config = "[identity]\n"
-	for _, option := range strings.Split(strings.TrimPrefix(backend, "tcp:"), ",") {
-		name, file, _ := strings.Cut(option, "=")
-		flags = append(flags, "--"+name, file)
-		config += fmt.Sprintf("%s = %q\n", name, file)
-	}
-	return flags, config
-}
-
-// TestCacheNetwork: over a network only those may use the cache, and look into it, who the config
-// says. Whoever may not look may store and load.
+// TestCacheNetwork: over a network those may use the cache who the config says, and none may look
+// into it.
 func TestCacheNetwork(t *testing.T) {
-	member, identity := identityFiles(t)
-	stranger, _ := identityFiles(t)
-	for _, tc := range []struct {
-		config string
-		flags  []string
-		remote bool
-	}{
-		{"plaintext = true", []string{"--plaintext"}, false},
-		{"plaintext = true\ninspect_remote = true", []string{"--plaintext"}, true},
-		{"inspect_remote = true\n" + identity, member, true},
+	member, _ := certificates(t, time.Hour)
+	stranger, _ := certificates(t, time.Hour)
+	table := "[identity]\n"
+	for _, option := range strings.Split(strings.TrimPrefix(member, "tcp:"), ",") {
+		name, file, _ := strings.Cut(option, "=")
+		table += fmt.Sprintf("%s = %q\n", name, file)
+	}
+	for _, tc := range []struct{ config, client, stranger string }{
+		{"plaintext = true", "tcp:plaintext=true", stranger},
+		{table, member, stranger},
+		{table, member, "tcp:plaintext=true"},
 	} {
 		dir, config := cacheDir(t, `listen = ["127.0.0.1:0"]`, `metrics = "127.0.0.1:0"`, tc.config)
 		s := startCache(t, config)
 		_, metrics, _ := strings.Cut(s.stderr.await(t, "metrics are at "), "metrics are at ")
-		var address string
-		_, err := fmt.Sscanf(s.line, "cache node serves at "+filepath.Join(dir, "s")+", %s",
-			&address)
+		_, address, _ := strings.Cut(s.line, filepath.Join(dir, "s")+", ")
+		address, _, _ = strings.Cut(address, ": ")
+		u, err := dialNetwork(t, tc.client, address, time.Minute)
 		require.NoError(t, err)
-		address = strings.TrimSuffix(address, ":")
-		cacheOver := func(flags []string, args ...string) outcome {
-			return askCache(t, "tcp:"+address, append(args, flags...)...)
-		}
-		ok(t, cacheOver(tc.flags, "put", "--hash", "a", config, "--geometry",
-			strings.Repeat("0", 64)))
-		o := cacheOver(tc.flags, "get", "--hash", "a", "--out", "-")
-		if tc.remote {
-			text, err := os.ReadFile(config)
-			require.NoError(t, err)
-			require.Equal(t, string(text), ok(t, o).stdout)
-		} else {
-			require.Equal(t, statusFailed, o.status)
-			require.Contains(t, o.stderr, "Unix socket")
-		}
-		o = cacheOver(stranger, "stat", "--timeout", "3s")
-		require.Equal(t, statusFailed, o.status)
-		require.Contains(t, o.stderr, "reach the cache at")
+		require.NoError(t, u.hold(t.Context(), 1, 4096))
+		space, err := u.Namespace(t.Context(), "default", [32]byte{})
+		require.NoError(t, err)
+		outcomes, err := space.Store(t.Context(), []cache.Key{{1}}, u.place(1))
+		require.NoError(t, err)
+		require.Equal(t, []cache.Outcome{cache.Done}, outcomes)
+		_, err = u.Report(t.Context())
+		require.ErrorContains(t, err, "by its Unix socket")
+		require.NoError(t, u.close())
+		_, err = dialNetwork(t, tc.stranger, address, time.Second)
+		require.Error(t, err)
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -346,6 +339,38 @@ func TestCacheNetwork(t *testing.T) {
 		require.Contains(t, string(body), `sluice_cache_store_blocks_total{outcome="done"} 1`)
 		require.Contains(t, string(body), `sluice_cache_request_seconds_count{request="store"} 1`)
 	}
+	o := askCache(t, "tcp:127.0.0.1:1", "stat")
+	require.Equal(t, statusUsage, o.status)
+	require.Contains(t, o.stderr, "on its own host alone")
+}
+
+// dialNetwork meets a server over tcp, as a program on another host does.
+func dialNetwork(t *testing.T, spec, address string, limit time.Duration) (*cacheUser, error) {
+	t.Helper()
+	name, words, err := byname.Split(spec)
+	require.NoError(t, err)
+	b, err := byname.Open(name, words)
+	require.NoError(t, err)
+	cfg := engine.Config{Name: "remote", Backends: []driver.Backend{b},
+		Plaintext: strings.HasSuffix(spec, "plaintext=true")}
+	if !cfg.Plaintext {
+		var files [3]string
+		for k, w := range words {
+			_, files[k], _ = strings.Cut(w, "=")
+		}
+		id, err := identity.FromFiles(files[0], files[1], files[2])
+		require.NoError(t, err)
+		cfg.Identity = id.CheckHost()
+	}
+	e, err := engine.Open(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	c, err := serve.Dial(ctx, e, "tcp", address)
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return &cacheUser{Client: c, engine: e}, nil
 }
 
 // TestCacheConfig: nonsense is refused, by key and line, before anything is opened.
@@ -355,33 +380,52 @@ func TestCacheConfig(t *testing.T) {
 		{good + "byte = 3\n", "line 5: memory.byte: there is no such key"},
 		{"nmae = \"a\"\n" + good, "line 1: nmae: there is no such key"},
 		{strings.Replace(good, "64MiB", "64 cows", 1), "line 4: memory.bytes: size \"64 cows\""},
-		{strings.Replace(good, `"64MiB"`, "-3 # or so", 1),
-			"line 4: memory.bytes: negative integer value -3"},
-		{strings.Replace(good, `"64MiB"`, "true", 1), "size \"true\""},
-		{strings.Replace(good, `"/x/m"`, "3", 1), "line 3: memory.path: cannot decode TOML integer"},
-		{strings.Replace(good, `path = "/x/m"`, "", 1), "line 2: memory: no path of"},
+		{strings.Replace(good, `"64MiB"`, "-3 # or so", 1), "line 4: memory.bytes: -3: want a number"},
+		{strings.Replace(good, `"64MiB"`, "true", 1), "line 4: memory.bytes: true: want a number"},
+		{strings.Replace(good, `"64MiB"`, "7e7", 1), "line 4: memory.bytes: 7e+07: want a number"},
+		{strings.Replace(good, "64MiB", "100KiB", 1), "line 4: memory.bytes: want at least"},
+		{good + "extent = \"1TiB\"\n", "line 5: memory.extent: 1TiB: want"},
+		{strings.Replace(good, `"/x/m"`, "3", 1), "line 3: memory.path: 3: want a text"},
+		{strings.Replace(good, "/x/m", "m", 1), "line 3: memory.path: want a path"},
+		{strings.Replace(good, `path = "/x/m"`, "", 1), "line 2: memory.path: want a path"},
 		{good + "bytes = 5\n", "line 5"},
-		{"drain_timeout = \"soon\"\n" + good, "line 1: drain_timeout: \"soon\" is no time"},
-		{"drain_timeout = 5\n" + good, "line 1: drain_timeout: want a time such as"},
+		{"memory = 3\n", "line 1: memory: want keys under a line [memory]"},
+		{good + "[disk]\npath=\"/x/d\"\n", "disk: want keys under a line [[disk]]"},
+		{"socket = \"" + strings.Repeat("s", 108) + "\"\n", "line 1: socket: "},
+		{"drain_timeout = \"soon\"\n" + good, "line 1: drain_timeout: soon: want a time such as"},
+		{"drain_timeout = 5\n" + good, "line 1: drain_timeout: 5: want a time such as"},
+		{"listen = \"1.2.3.4:7\"\n" + good, "line 1: listen: 1.2.3.4:7: want a list"},
 		{"listen = [\"1.2.3.4:7\"]\n" + good, "line 1: listen: name the files of an [identity]"},
 		{"plaintext = true\nlisten = [\"here\"]\n" + good,
 			"line 2: listen: \"here\" is no HOST:PORT"},
-		{"metrics = \"here\"\n" + good, "line 1: metrics: \"here\" is no HOST:PORT"},
+		{"plaintext = 1\n" + good, "line 1: plaintext: 1: want true or false"},
+		{"metrics = \"1.2.3.4:99999\"\n" + good,
+			"line 1: metrics: \"1.2.3.4:99999\" is no HOST:PORT"},
 		{"backends = [\"smoke\"]\n" + good, "line 1: backends: backend \"smoke\" does not exist"},
+		{"backends = [\"auto\"]\n" + good, "line 1: backends: name each one"},
 		{"backends = [\"shm:rings=2\"]\n" + good, "line 1: backends: "},
 		{"policy = \"fifo\"\n" + good, "line 1: policy: policy \"fifo\": there are s3fifo"},
 		{"\noperations = 5000000\n" + good, "line 2: operations: "},
-		{"hold_max = \"1TiB\"\n" + good, "line 1: hold_max: "},
+		{"operations = 0\n" + good, "line 1: operations: 0: want a number"},
+		{"hold_max = \"1TiB\"\n" + good, "line 1: hold_max: want at most the bytes"},
 		{"blocks = 1000000000000\n" + good, "line 1: blocks: "},
-		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"2MiB\"\n[[disk]]\nbytes=1\n",
-			"line 8: disk: disk 1 has no path"},
+		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"2MiB\"\n[[disk]]\nbytes=4096\n",
+			"line 8: disk.path: want a path"},
 		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"4KiB\"\n", "line 5: disk: disk /x/d"},
+		{good + "[[disk]]\npath=\"/x/d\"\nbytes_a_day=0\n", "line 7: disk.bytes_a_day: 0: want"},
 		{good + "[[disk]]\npath=\"/x/m\"\nbytes=\"2MiB\"\n", "line 5: disk: disk /x/m is there"},
 		{good + "[schedule]\npiece_bytes=\"4MiB\"\n", "line 6: schedule.piece_bytes"},
 		{good + "[schedule]\nswap_out=-1\n", "line 6: schedule.swap_out"},
+		{good + "[[namespace]]\npriority=1\n", "line 5: namespace.name: want a name"},
 		{good + "[[namespace]]\nname=\"a\"\n[[namespace]]\nname=\"a\"\n", "line 8: namespace.name"},
 		{good + "[[namespace]]\nname=\"a\"\nflow=\"up\"\n", "line 7: namespace.flow"},
-		{good + "[[namespace]]\nname=\"a\"\nttl=\"1.5s\"\n", "line 7: namespace.ttl"},
+		{good + "[[namespace]]\nname=\"a\"\nflow=\"write-back\"\n",
+			"line 7: namespace.flow: there is no [[disk]]"},
+		{good + "[[namespace]]\nname=\"a\"\ndisk_quota=1\n",
+			"line 7: namespace.disk_quota: there is no [[disk]]"},
+		{good + "[[namespace]]\nname=\"a\"\nmemory_quota=\"1TiB\"\n",
+			"line 7: namespace.memory_quota: want at most"},
+		{good + "[[namespace]]\nname=\"a\"\nttl=\"1.5s\"\n", "line 7: namespace.ttl: want whole"},
 		{good + "[[namespace]]\nname=\"a\"\nttl=\"100000h\"\n", "line 5: namespace: TTL"},
 		{"text = \"a\"\n" + good, "line 1: text: there is no such key"},
 		{good + "[identity]\ncertificate=\"c\"\nkey=\"k\"\n", "line 5: identity: "},
@@ -438,19 +482,34 @@ bytes_a_second = "1GiB"
 	c, err := readCacheConfig(path)
 	require.NoError(t, err)
 	require.Equal(t, cache.Config{Policy: cache.ARC, Blocks: 4096, VerifyFirst: true,
-		CompareKnown: true, OpsMax: 7, HoldMax: 3 << 20,
-		Memory: cache.MemoryConfig{Path: "/x/m", Bytes: 64 << 20, Extent: 4 << 20},
-		Disks: []cache.DiskConfig{{Path: "/x/d", Bytes: 1 << 30, Extent: 8 << 20,
-			Blocks: 500, BytesADay: 2 << 30, Durable: true, SlowAfter: 5 * time.Second}}},
-		c.cache())
+		CompareKnown: true, OpsMax: 7, HoldMax: 3 << 20, Memory: cache.MemoryConfig{Path: "/x/m", Bytes: 64 << 20,
+			Extent: 4 << 20}, Disks: []cache.DiskConfig{{Path: "/x/d", Bytes: 1 << 30,
+			Extent: 8 << 20, Blocks: 500, BytesADay: 2 << 30, Durable: true,
+			SlowAfter: 5 * time.Second}}}, c.cache)
 	require.Equal(t, cache.NamespaceOptions{Priority: 4, Quota: [2]uint64{1 << 20, 2 << 20},
 		Flow: cache.WriteBack, TTL: time.Hour, HoldMax: 2 << 20, BytesASecond: 1 << 30},
 		c.options("a"))
-	require.Equal(t, &engine.Schedule{BytesInFlight: 8 << 20, PieceBytes: 1 << 20, Prefetch: 3,
-		SwapOut: 2, QueuedMax: 100}, c.schedule())
-	require.Equal(t, &engine.Schedule{}, (&cacheConfig{}).schedule(), "with its defaults")
-	c.Schedule.Off = true
-	require.Nil(t, c.schedule())
+	require.Equal(t, engine.Schedule{BytesInFlight: 8 << 20, PieceBytes: 1 << 20, Prefetch: 3,
+		SwapOut: 2, QueuedMax: 100}, c.schedule)
+}
+
+// TestCacheSchedule: the engine has the schedule of the config.
+func TestCacheSchedule(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		c := &cacheConfig{name: "a", unscheduled: off}
+		e, err := c.openEngine(nil)
+		require.NoError(t, err)
+		require.Equal(t, off, e.Stats().Classes == nil)
+		require.NoError(t, e.Close())
+		c.schedule.QueuedMax = math.MaxInt // which none takes
+		e, err = c.openEngine(nil)
+		if off {
+			require.NoError(t, err)
+			require.NoError(t, e.Close())
+		} else {
+			require.ErrorContains(t, err, "QueuedMax")
+		}
+	}
 }
 
 // TestCacheDiskLeftAlone: stat and the metrics say which disk is left alone, and why.

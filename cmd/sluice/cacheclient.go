@@ -13,168 +13,123 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
-	"github.com/sluicehq/sluice/backends/byname"
-	"github.com/sluicehq/sluice/backends/tcp"
-	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
-// cacheFlags say which server a command asks, and how long.
-type cacheFlags struct {
-	server                      string
-	certificate, key, authority string
-	plaintext                   bool
-	timeout                     time.Duration
+// asker is a command that asks the server of this host.
+type asker struct {
+	server    string
+	timeout   time.Duration
+	asJSON    bool
+	namespace string // of a block
+	hash      bool
 }
 
-func (f *cacheFlags) register(s *pflag.FlagSet) {
-	s.StringVar(&f.server, "server", defaultSocket(), "where it serves: the `PATH` of its Unix "+
-		"socket, or tcp:HOST:PORT")
-	s.StringVar(&f.certificate, "certificate", "", "`FILE` in PEM, for a server over tcp")
-	s.StringVar(&f.key, "key", "", "`FILE` in PEM, of the certificate's key")
-	s.StringVar(&f.authority, "authority", "", "`FILE` in PEM, of who signs for the server")
-	s.BoolVar(&f.plaintext, "plaintext", false, "talk to a server over tcp in plain text")
-	s.DurationVar(&f.timeout, "timeout", 10*time.Second, "limit for an answer")
-}
-
-// use dials the server, and calls do with a context that ends at the limit.
-func (f *cacheFlags) use(ctx context.Context, do func(context.Context, *cacheUser) error) error {
-	if f.timeout <= 0 {
-		return usagef("--timeout %v: want more", f.timeout)
+func (a *asker) register(c *cobra.Command, asJSON string) *cobra.Command {
+	s := c.Flags()
+	s.StringVar(&a.server, "server", defaultSocket(), "`PATH` of the server's Unix socket, or "+
+		"unix:PATH")
+	s.DurationVar(&a.timeout, "timeout", 10*time.Second, "limit for an answer")
+	if asJSON != "" {
+		s.BoolVar(&a.asJSON, "json", false, asJSON)
 	}
-	within, cancel := context.WithTimeoutCause(ctx, f.timeout,
-		fmt.Errorf("the server has not answered within %v (--timeout)", f.timeout))
+	return c
+}
+
+// ask dials the server, and calls do with a context that ends at the limit.
+func (a *asker) ask(c *cobra.Command, do func(context.Context, *cacheUser) error) error {
+	if a.timeout <= 0 {
+		return usagef("--timeout %v: want more", a.timeout)
+	}
+	ctx, cancel := context.WithTimeoutCause(c.Context(), a.timeout,
+		fmt.Errorf("the server has not answered within %v (--timeout)", a.timeout))
 	defer cancel()
-	u, err := f.dial(within, fmt.Sprintf("sluice cache (pid %d)", os.Getpid()))
+	u, err := dialCache(ctx, a.server, fmt.Sprintf("sluice cache (pid %d)", os.Getpid()))
 	if err != nil {
-		if within.Err() != nil && ctx.Err() == nil {
-			err = errors.Join(context.Cause(within), err)
+		if ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
 		}
-		return fmt.Errorf("reach the cache at %s: %w", f.server, err)
+		return fmt.Errorf("reach the cache at %s: %w", a.server, err)
 	}
-	return errors.Join(do(within, u), u.close())
-}
-
-// dial meets the server with an engine of that name.
-func (f *cacheFlags) dial(ctx context.Context, name string) (*cacheUser, error) {
-	cfg, network := engine.Config{Name: name, Plaintext: f.plaintext}, "unix"
-	address, remote := strings.CutPrefix(f.server, "tcp:")
-	_, noSocket := os.Stat(address)
-	var b driver.Backend
-	var err error
-	switch {
-	case remote && f.plaintext:
-		b, err = tcp.New(tcp.Config{Plaintext: true})
-	case remote && (f.certificate == "" || f.key == "" || f.authority == ""):
-		return nil, usagef("give --certificate, --key and --authority, or --plaintext")
-	case remote:
-		var id *identity.Identity
-		if id, err = identity.FromFiles(f.certificate, f.key, f.authority); err == nil {
-			cfg.Identity = id.CheckHost()
-			b, err = tcp.New(tcp.Config{Identity: id})
-		}
-	case f.certificate+f.key+f.authority != "" || f.plaintext:
-		return nil, usagef("a Unix socket needs neither certificates nor --plaintext")
-	case noSocket != nil:
-		return nil, fmt.Errorf("no cache is served here: %w: start sluice cache serve, or name "+
-			"its socket by --server", noSocket)
-	default:
-		b, err = byname.Open("shm", nil)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if remote {
-		network = "tcp"
-	}
-	cfg.Backends = []driver.Backend{b}
-	u := &cacheUser{}
-	if u.engine, err = engine.Open(cfg); err != nil {
-		return nil, err
-	}
-	if u.Client, err = serve.Dial(ctx, u.engine, network, address); err != nil {
-		return nil, errors.Join(err, u.engine.Close())
-	}
-	return u, nil
+	return errors.Join(do(ctx, u), u.close())
 }
 
 func newCacheStat() *cobra.Command {
-	f := &cacheFlags{}
-	var asJSON bool
-	var every time.Duration
+	var a asker
 	c := &cobra.Command{
-		Use:   "stat",
-		Short: "Say what a cache has, and what its clients get from it",
-		Example: `  sluice cache stat
-  sluice cache stat --watch 2s
-  sluice cache stat --json`,
-		Args: noArgs,
+		Use:     "stat",
+		Short:   "Say what a cache has, and what its clients get from it",
+		Example: "  sluice cache stat\n  watch sluice cache stat",
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if given(c, "watch") && every < 100*time.Millisecond {
-				return usagef("--watch %v: want at least 100ms", every)
-			}
-			for {
-				err := f.use(c.Context(), func(ctx context.Context, u *cacheUser) error {
-					r, err := u.Report(ctx)
-					switch {
-					case err != nil:
-						return err
-					case asJSON:
-						return printJSON(c.OutOrStdout(), r)
-					}
-					return printCacheReport(c.OutOrStdout(), &r)
-				})
-				if err != nil || every == 0 {
+			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
+				r, err := u.Report(ctx)
+				r.Clients, r.Running = r.Clients-1, r.Running-1 // this one
+				switch {
+				case err != nil:
 					return err
+				case a.asJSON:
+					return printJSON(c.OutOrStdout(), reportJSON(&r))
 				}
-				select {
-				case <-c.Context().Done():
-					return nil
-				case <-time.After(every):
-				}
-			}
+				return printCacheReport(c.OutOrStdout(), &r)
+			})
 		},
 	}
-	f.register(c.Flags())
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().DurationVar(&every, "watch", 0, "print it again each so often, until a signal")
-	return c
+	return a.register(c, "print JSON")
+}
+
+// reportJSON is a report in which tiers have their names, and buckets their bounds; the last bucket
+// has none.
+func reportJSON(r *serve.Report) any {
+	tiers, requests := map[string]any{}, map[string]any{}
+	for k, t := range r.Tiers {
+		tiers[cache.Tier(k).String()] = t
+	}
+	for name, l := range r.Requests {
+		var buckets []map[string]any
+		for k, n := range l.Buckets {
+			buckets = append(buckets, map[string]any{"count": n,
+				"at_most_us": l.Bound(k).Microseconds()})
+		}
+		delete(buckets[len(buckets)-1], "at_most_us")
+		requests[name] = map[string]any{"seconds": l.Seconds, "buckets": buckets}
+	}
+	return struct { // its own fields stand in place of those of the report
+		*serve.Report
+		Tiers    any `json:"tiers"`
+		Requests any `json:"requests"`
+	}{r, tiers, requests}
 }
 
 // printCacheReport writes a report for people.
 func printCacheReport(w io.Writer, r *serve.Report) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
+	round := figures.RoundSize
 	line("server\t%s, pid %d, since %s", r.Name, r.PID, r.Started.Format(time.DateTime))
-	attached := fmt.Sprintf("%d blocks, %s, in %.1f ms", r.Attached.Blocks,
-		figures.RoundSize(r.Attached.Bytes), r.Attached.Ms)
-	if r.Attached.Fresh != "" {
-		attached = "made anew: " + r.Attached.Fresh
+	if at := r.Attached; at.Fresh != "" {
+		line("attached\tmade anew: %s", at.Fresh)
+	} else {
+		line("attached\t%d blocks, %s, in %.1f ms", at.Blocks, round(at.Bytes), at.Ms)
 	}
-	line("attached\t%s", attached)
 	line("clients\t%d, with %d requests that run", r.Clients, r.Running)
 	for k, tier := range r.Tiers {
 		if tier.Room > 0 {
 			line("%v\t%d blocks, %s of %s; %d had to go", cache.Tier(k), tier.Blocks,
-				figures.RoundSize(tier.Bytes), figures.RoundSize(tier.Room), tier.Evicted)
+				round(tier.Bytes), round(tier.Room), tier.Evicted)
 		}
 	}
 	for _, d := range r.Disks {
-		text := fmt.Sprintf("%d blocks, %s of %s", d.Blocks, figures.RoundSize(d.Bytes),
-			figures.RoundSize(d.Room))
+		text := fmt.Sprintf("%d blocks, %s of %s", d.Blocks, round(d.Bytes), round(d.Room))
 		if d.Left > 0 {
-			text += ", " + figures.RoundSize(d.Left) + " may be written at once"
+			text += ", " + round(d.Left) + " may be written at once"
 		}
 		if d.Unused != "" {
 			text += "; LEFT ALONE: " + d.Unused
@@ -188,25 +143,22 @@ func printCacheReport(w io.Writer, r *serve.Report) error {
 	for _, n := range r.Loads {
 		asked += n
 	}
-	line("loads\t%d of %d blocks, %s%s", r.Loads[cache.Done], asked,
-		figures.RoundSize(r.LoadedBytes), missesText(r.Loads))
-	line("stores\t%d blocks, %s%s", r.Stores[cache.Done], figures.RoundSize(r.StoredBytes),
+	line("loads\t%d of %d blocks, %s%s", r.Loads[cache.Done], asked, round(r.LoadedBytes),
+		missesText(r.Loads))
+	line("stores\t%d blocks, %s%s", r.Stores[cache.Done], round(r.StoredBytes),
 		missesText(r.Stores))
 	line("disks\t%d blocks read, %d written, %d not in time", r.SwappedIn, r.SwappedOut,
 		r.Unwritten)
 	if r.Unproven > 0 {
 		line("unproven\t%d transfers without a proof that they have ended", r.Unproven)
 	}
-	for _, name := range []string{"match", "load", "store"} {
+	for _, name := range slices.Sorted(maps.Keys(r.Requests)) {
 		if l := r.Requests[name]; l.Count() > 0 {
 			line("%s\t%d requests, p50 at most %v, p99 at most %v", name, l.Count(),
 				l.Percentile(50), l.Percentile(99))
 		}
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write: %w", err)
-	}
-	return nil
+	return t.Flush()
 }
 
 // missesText lists what became of blocks that are not Done.
@@ -220,38 +172,56 @@ func missesText(counts map[cache.Outcome]uint64) (text string) {
 }
 
 func newCacheLs() *cobra.Command {
-	f := &cacheFlags{}
-	var asJSON bool
+	var a asker
 	var most int
 	c := &cobra.Command{
 		Use:   "ls [NAMESPACE]",
 		Short: "List the namespaces of a cache, or the blocks of one",
-		Long: `List the namespaces of a cache or, with the name or the digest of one, its blocks: key,
-bytes, and where they are. What is stored or has to go meanwhile may be in the list or not.`,
-		Example: `  sluice cache ls
-  sluice cache ls llama-70b --most 20`,
-		Args: wordsFrom(0, 1),
+		Long: `List the namespaces of a cache that a client has opened or, with the name or the digest of
+one, its blocks. What is stored or has to go meanwhile may be in the list or not.`,
+		Example: "  sluice cache ls\n  sluice cache ls llama-70b --most 20",
+		Args:    wordsFrom(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if most < 0 {
 				return usagef("--most %d: want 0, for all, or more", most)
 			}
-			w := c.OutOrStdout()
-			return f.use(c.Context(), func(ctx context.Context, u *cacheUser) error {
+			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
 				if len(args) == 0 {
-					return u.printSpaces(ctx, w, asJSON)
+					return u.printSpaces(ctx, c.OutOrStdout(), a.asJSON)
 				}
 				space, err := u.space(ctx, args[0])
 				if err != nil {
 					return err
 				}
-				return printBlocks(ctx, w, space, most, asJSON)
+				left, next := cmp.Or(most, math.MaxInt), uint32(0)
+				for {
+					var list []cache.BlockInfo
+					if list, next, err = space.Blocks(ctx, next); err != nil {
+						return err
+					}
+					var rows [][]any
+					for _, b := range list[:min(len(list), left)] {
+						rows = append(rows, []any{hex.EncodeToString(b.Key[:]), b.Bytes,
+							b.Found&cache.InMemory != 0, b.Found&cache.OnDisk != 0})
+					}
+					if len(rows) > 0 {
+						err = printRows(c.OutOrStdout(), a.asJSON, []string{"key", "bytes",
+							"in_memory", "on_disk"}, rows)
+					}
+					left -= len(rows)
+					if left == 0 && (next != 0 || len(list) > len(rows)) {
+						fmt.Fprintf(c.ErrOrStderr(), "there are more than %d: --most 0 lists all\n",
+							most)
+					}
+					if err != nil || next == 0 || left == 0 {
+						return err
+					}
+				}
 			})
 		},
 	}
-	f.register(c.Flags())
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON, a value a line")
 	c.Flags().IntVar(&most, "most", 100, "blocks to list at most; 0: all")
-	return c
+	return a.register(c, "print JSON, a value a line")
 }
 
 func (u *cacheUser) printSpaces(ctx context.Context, w io.Writer, asJSON bool) error {
@@ -261,40 +231,19 @@ func (u *cacheUser) printSpaces(ctx context.Context, w io.Writer, asJSON bool) e
 	}
 	var rows [][]any
 	for _, s := range spaces {
+		var quota [2]any // nil: none
+		for t, n := range s.Quota {
+			if n > 0 {
+				quota[t] = size(n)
+			}
+		}
 		rows = append(rows, []any{s.Name, hex.EncodeToString(s.Digest[:]), s.Priority, s.Blocks[0],
-			size(s.Bytes[0]), size(s.Quota[0]), s.Blocks[1], size(s.Bytes[1]), size(s.Quota[1]),
-			s.Flow.String(), s.TTL.Seconds()})
+			size(s.Bytes[0]), quota[0], s.Blocks[1], size(s.Bytes[1]), quota[1], s.Flow.String(),
+			s.TTL.Seconds()})
 	}
 	return printRows(w, asJSON, []string{"namespace", "digest", "priority", "memory_blocks",
 		"memory_bytes", "memory_quota", "disk_blocks", "disk_bytes", "disk_quota", "flow",
 		"ttl_s"}, rows)
-}
-
-// printBlocks lists blocks page by page.
-func printBlocks(ctx context.Context, w io.Writer, space *serve.Space, most int,
-	asJSON bool) error {
-	if most == 0 {
-		most = math.MaxInt
-	}
-	for from := uint32(0); ; {
-		list, next, err := space.Blocks(ctx, from)
-		if err != nil {
-			return err
-		}
-		var rows [][]any
-		for _, b := range list[:min(len(list), most)] {
-			rows = append(rows, []any{hex.EncodeToString(b.Key[:]), b.Bytes,
-				b.Found&cache.InMemory != 0, b.Found&cache.OnDisk != 0})
-		}
-		most -= len(rows)
-		err = printRows(w, asJSON, []string{"key", "bytes", "in_memory", "on_disk"}, rows)
-		if err != nil {
-			return err
-		}
-		if from = next; next == 0 || most == 0 {
-			return nil
-		}
-	}
 }
 
 // space opens a namespace that the cache knows, by its name or its digest.
@@ -323,21 +272,15 @@ func (u *cacheUser) space(ctx context.Context, name string) (*serve.Space, error
 		"digest of the one, which sluice cache ls prints", len(found), name)
 }
 
-// blockFlags say which block is meant.
-type blockFlags struct {
-	cacheFlags
-	namespace string
-	hash      bool
+// registerBlock is register of a command about one block.
+func (a *asker) registerBlock(c *cobra.Command, asJSON string) *cobra.Command {
+	c.Flags().StringVar(&a.namespace, "namespace", "default", "`NAME` or digest of its namespace")
+	c.Flags().BoolVar(&a.hash, "hash", false, "KEY is a text, the key is its hash")
+	return a.register(c, asJSON)
 }
 
-func (f *blockFlags) register(c *cobra.Command) {
-	f.cacheFlags.register(c.Flags())
-	c.Flags().StringVar(&f.namespace, "namespace", "default", "`NAME` or digest of its namespace")
-	c.Flags().BoolVar(&f.hash, "hash", false, "KEY is a text, the key is its hash")
-}
-
-func (f *blockFlags) key(text string) (k cache.Key, err error) {
-	if f.hash {
+func (a *asker) key(text string) (k cache.Key, err error) {
+	if a.hash {
 		return cache.KeyOf([]byte(text)), nil
 	}
 	b, err := hex.DecodeString(text)
@@ -348,100 +291,58 @@ func (f *blockFlags) key(text string) (k cache.Key, err error) {
 }
 
 func newCacheGet() *cobra.Command {
-	f := &blockFlags{}
-	var out string
+	var a asker
 	c := &cobra.Command{
-		Use:   "get KEY --out FILE",
-		Short: "Load a block into a file",
-		Example: `  sluice cache get 5f16f4c7f149ac4f9510d9cf8cf384d8 --namespace llama-70b --out block
-  sluice cache get --hash hello --out -`,
-		Args: wordsFrom(1, 1),
+		Use:   "get KEY FILE",
+		Short: "Load a block into a file, or to the standard output where FILE is -",
+		Example: `  sluice cache get 5f16f4c7f149ac4f9510d9cf8cf384d8 block --namespace llama-70b
+  sluice cache get --hash hello -`,
+		Args: wordsFrom(2, 2),
 		RunE: func(c *cobra.Command, args []string) error {
-			key, err := f.key(args[0])
-			if err == nil && out == "" {
-				err = usagef("--out FILE says where the block goes; -: the standard output")
-			}
+			key, err := a.key(args[0])
 			if err != nil {
 				return err
 			}
-			return f.use(c.Context(), func(ctx context.Context, u *cacheUser) error {
-				space, err := u.space(ctx, f.namespace)
+			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
+				space, err := u.space(ctx, a.namespace)
 				if err != nil {
 					return err
 				}
 				b, _, err := space.Block(ctx, key) // for its length
 				if err == nil && !b.Found.There() {
 					err = fmt.Errorf("%x is not in namespace %q: never stored, or it had to go",
-						key, f.namespace)
+						key, a.namespace)
 				}
 				data := make([]byte, b.Bytes)
 				if err == nil {
-					err = u.moveBlock(ctx, space.Load, key, data)
+					_, err = u.moveBlock(ctx, space.Load, key, data)
 				}
-				if err == nil && out == "-" {
+				if err == nil && args[1] == "-" {
 					_, err = c.OutOrStdout().Write(data)
 				} else if err == nil {
-					err = os.WriteFile(out, data, 0o666)
+					err = os.WriteFile(args[1], data, 0o666)
 				}
 				return err
 			})
 		},
 	}
-	f.register(c)
-	c.Flags().StringVar(&out, "out", "", "`FILE` that gets its bytes; -: the standard output")
-	return c
-}
-
-// outcomeTexts say of a block's outcome what it means.
-var outcomeTexts = map[cache.Outcome]string{
-	cache.Missing: "it had to go at this moment: it is not in the cache any more",
-	cache.Pending: "another process stores it at this moment: try again",
-	cache.Damaged: "its bytes were not those that were stored: the cache has forgotten it",
-	cache.Conflict: "the cache has a block of another length under this key: a key names one " +
-		"content for ever",
-	cache.NoRoom: "there is no room for it that may be taken: see sluice cache stat, and the " +
-		"quota of its namespace",
-	cache.Late: "not within --timeout",
-}
-
-// moveBlock loads a block into data, or stores it from there.
-func (u *cacheUser) moveBlock(ctx context.Context, call func(context.Context, []cache.Key,
-	serve.Place) ([]cache.Outcome, error), key cache.Key, data []byte) error {
-	if err := u.hold(ctx, len(data)); err != nil {
-		return err
-	}
-	copy(u.memory.Bytes(), data)
-	outcomes, err := call(ctx, []cache.Key{key}, u.place(1, len(data)))
-	copy(data, u.memory.Bytes())
-	if err != nil || outcomes[0] == cache.Done || outcomes[0] == cache.Known {
-		return err
-	}
-	return errors.New(cmp.Or(outcomeTexts[outcomes[0]], "the outcome is: "+outcomes[0].String()))
+	return a.registerBlock(c, "")
 }
 
 func newCachePut() *cobra.Command {
-	f := &blockFlags{}
-	var geometry string
+	var a asker
 	c := &cobra.Command{
 		Use:   "put KEY FILE",
 		Short: "Store a file as a block",
-		Long: `Store the bytes of a file as one block. A namespace that the cache does not know is made,
-for --geometry: processes that name it and the same geometry find the block.`,
-		Example: `  sluice cache put --hash hello ./hello.txt
-  sluice cache put 5f16f4c7f149ac4f9510d9cf8cf384d8 block --namespace llama-70b`,
-		Args: wordsFrom(2, 2),
+		Long: `Store the bytes of a file as one block, and say whether they were stored, or the key was
+known: the cache then keeps the bytes that it has. A namespace that the cache does not know
+is made, of a geometry of zeros.`,
+		Example: "  sluice cache put --hash hello ./hello.txt",
+		Args:    wordsFrom(2, 2),
 		RunE: func(c *cobra.Command, args []string) error {
-			key, err := f.key(args[0])
+			key, err := a.key(args[0])
 			if err != nil {
 				return err
-			}
-			var digest [32]byte
-			if geometry != "" {
-				b, err := hex.DecodeString(geometry)
-				if err != nil || len(b) != len(digest) {
-					return usagef("--geometry %q: want 64 hexadecimal digits", geometry)
-				}
-				copy(digest[:], b)
 			}
 			data, err := os.ReadFile(args[1])
 			if err == nil && len(data) == 0 {
@@ -450,20 +351,56 @@ for --geometry: processes that name it and the same geometry find the block.`,
 			if err != nil {
 				return err
 			}
-			return f.use(c.Context(), func(ctx context.Context, u *cacheUser) error {
-				space, err := u.space(ctx, f.namespace)
-				if geometry != "" || errors.Is(err, os.ErrNotExist) {
-					space, err = u.Namespace(ctx, f.namespace, digest)
+			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
+				space, err := u.space(ctx, a.namespace)
+				if errors.Is(err, os.ErrNotExist) {
+					space, err = u.Namespace(ctx, a.namespace, [32]byte{})
 				}
 				if err != nil {
 					return err
 				}
-				return u.moveBlock(ctx, space.Store, key, data)
+				outcome, err := u.moveBlock(ctx, space.Store, key, data)
+				if err != nil {
+					return err
+				}
+				word := outcome.String()
+				if outcome == cache.Done {
+					word = "stored"
+				}
+				return printRows(c.OutOrStdout(), a.asJSON, []string{"key", "bytes", "outcome"},
+					[][]any{{hex.EncodeToString(key[:]), len(data), word}})
 			})
 		},
 	}
-	f.register(c)
-	c.Flags().StringVar(&geometry, "geometry", "", "`DIGEST` of what processes must agree on, 64 "+
-		"hexadecimal digits (default: of the namespace with that name, else zeros)")
-	return c
+	return a.registerBlock(c, "print JSON")
+}
+
+// outcomeTexts say of a block's outcome what it means.
+var outcomeTexts = map[cache.Outcome]string{
+	cache.Missing: "it had to go at this moment: it is not in the cache any more",
+	cache.Pending: "another process stores it at this moment: try again",
+	cache.Damaged: "its bytes were not those that were stored: the cache has forgotten it",
+	cache.Conflict: "the cache has another block under this key: a key names one content for " +
+		"ever",
+	cache.NoRoom: "there is no room for it that may be taken: see sluice cache stat, and the " +
+		"quota of its namespace",
+	cache.Late: "not within --timeout",
+}
+
+// moveBlock loads a block into data, or stores it from there.
+func (u *cacheUser) moveBlock(ctx context.Context, call func(context.Context, []cache.Key,
+	serve.Place) ([]cache.Outcome, error), key cache.Key, data []byte) (cache.Outcome, error) {
+	if err := u.hold(ctx, 1, len(data)); err != nil {
+		return cache.Failed, err
+	}
+	copy(u.memory.Bytes(), data)
+	outcomes, err := call(ctx, []cache.Key{key}, u.place(1))
+	copy(data, u.memory.Bytes())
+	if err != nil {
+		return cache.Failed, err
+	}
+	if o := outcomes[0]; o != cache.Done && o != cache.Known {
+		err = errors.New(cmp.Or(outcomeTexts[o], "the outcome is: "+o.String()))
+	}
+	return outcomes[0], err
 }

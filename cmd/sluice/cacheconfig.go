@@ -3,13 +3,16 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,91 +23,149 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// cacheConfig is the file of sluice cache serve. docs/cache.md has the fields.
+// cacheConfig is what the file of sluice cache serve says. docs/cache.md has its keys.
 type cacheConfig struct {
-	Name, Socket, Metrics string
-	Listen, Backends      []string
-	Plaintext             bool
-	InspectRemote         bool     `toml:"inspect_remote"`
-	StartTimeout          duration `toml:"start_timeout"`
-	DrainTimeout          duration `toml:"drain_timeout"`
-	Policy                cache.Policy
-	Blocks                uint64
-	VerifyFirst           bool `toml:"verify_first"`
-	CompareKnown          bool `toml:"compare_known"`
-	Operations            int
-	HoldMax               size `toml:"hold_max"`
-	Identity              struct{ Certificate, Key, Authority, Revoked string }
-	Memory                cacheMemory
-	Disks                 []cacheDisk `toml:"disk"`
-	Schedule              struct {
-		Off           bool
-		BytesInFlight size `toml:"bytes_in_flight"`
-		PieceBytes    size `toml:"piece_bytes"`
-		Prefetch      int
-		SwapOut       int `toml:"swap_out"`
-		QueuedMax     int `toml:"queued_max"`
+	name, socket, metrics      string
+	listen, backends           []string
+	plaintext                  bool
+	startTimeout, drainTimeout time.Duration
+	identity                   struct{ certificate, key, authority, revoked string }
+	schedule                   engine.Schedule
+	unscheduled                bool
+	cache                      cache.Config // but its engine
+	namespaces                 []cacheNamespace
+
+	path, text string // of the file
+}
+
+// cacheNamespace is what a namespace may have; "*": all that no other entry names.
+type cacheNamespace struct {
+	name    string
+	options cache.NamespaceOptions
+}
+
+// setting is a key of a table, and where its value goes.
+type setting struct {
+	key         string
+	to          any    // a pointer, or a func(string) error
+	least, most uint64 // numbers, bytes of a text, or nanoseconds
+}
+
+const (
+	unbounded = math.MaxInt64
+	blocksAll = 900 << 20 // that a cache or a disk can know
+	tierMax   = 16 << 40
+	longest   = 2 << 30
+	wantPath  = "want a path from the root on, such as \"/dev/shm/kv\""
+)
+
+// settings are the keys of a table; nth counts tables of one name from 0.
+func (c *cacheConfig) settings(table string, nth int) []setting {
+	switch k := &c.cache; table {
+	case "identity":
+		id := &c.identity
+		return []setting{{"certificate", &id.certificate, 1, 4096}, {"key", &id.key, 1, 4096},
+			{"authority", &id.authority, 1, 4096}, {"revoked", &id.revoked, 1, 4096}}
+	case "schedule":
+		s := &c.schedule
+		return []setting{{"off", &c.unscheduled, 0, 0},
+			{"bytes_in_flight", &s.BytesInFlight, 1, 1 << 40},
+			{"piece_bytes", &s.PieceBytes, 1, 64 << 20}, {"prefetch", &s.Prefetch, 1, 1 << 20},
+			{"swap_out", &s.SwapOut, 1, 1 << 20}, {"queued_max", &s.QueuedMax, 1, 1 << 20}}
+	case "memory":
+		return []setting{{"path", &k.Memory.Path, 1, 4096},
+			{"bytes", &k.Memory.Bytes, 4096, tierMax}, {"extent", &k.Memory.Extent, 1, longest}}
+	case "disk":
+		k.Disks = append(k.Disks, cache.DiskConfig{})
+		d := &k.Disks[nth]
+		return []setting{{"path", &d.Path, 1, 4096}, {"bytes", &d.Bytes, 4096, tierMax},
+			{"extent", &d.Extent, 1, longest}, {"blocks", &d.Blocks, 1, blocksAll},
+			{"bytes_a_day", &d.BytesADay, 1, unbounded}, {"durable", &d.Durable, 0, 0},
+			{"slow_after", &d.SlowAfter, 1e6, unbounded}}
+	case "namespace":
+		c.namespaces = append(c.namespaces, cacheNamespace{})
+		n := &c.namespaces[nth]
+		o := &n.options
+		flow := func(text string) (err error) { o.Flow, err = cache.ParseFlow(text); return err }
+		return []setting{{"name", &n.name, 1, 255}, {"priority", &o.Priority, 0, 7},
+			{"memory_quota", &o.Quota[0], 1, tierMax},
+			{"disk_quota", &o.Quota[1], 1, unbounded},
+			{"flow", flow, 0, 0}, {"ttl", &o.TTL, 1e9, unbounded},
+			{"hold_max", &o.HoldMax, 1, tierMax},
+			{"bytes_a_second", &o.BytesASecond, 1, unbounded}}
+	default:
+		return []setting{{"name", &c.name, 1, 255}, {"socket", &c.socket, 1, 107},
+			{"metrics", &c.metrics, 1, 255}, {"listen", &c.listen, 0, 0},
+			{"backends", &c.backends, 0, 0}, {"plaintext", &c.plaintext, 0, 0},
+			{"start_timeout", &c.startTimeout, 1e6, unbounded},
+			{"drain_timeout", &c.drainTimeout, 1e6, unbounded},
+			{"policy", (*string)(&k.Policy), 1, 255},
+			{"blocks", &k.Blocks, 1, blocksAll}, {"verify_first", &k.VerifyFirst, 0, 0},
+			{"compare_known", &k.CompareKnown, 0, 0},
+			{"operations", &k.OpsMax, 1, 1 << 20}, {"hold_max", &k.HoldMax, 1, tierMax}}
 	}
-	Namespaces []struct {
-		Name         string // "*": those that no other entry names
-		Priority     int
-		MemoryQuota  size `toml:"memory_quota"`
-		DiskQuota    size `toml:"disk_quota"`
-		Flow         string
-		TTL          duration
-		HoldMax      size `toml:"hold_max"`
-		BytesASecond size `toml:"bytes_a_second"`
-	} `toml:"namespace"`
-
-	text string // of the file
-	path string
 }
 
-type cacheMemory struct {
-	Path          string
-	Bytes, Extent size
+// checkPolicy refuses what is no policy of a cache.
+func checkPolicy(text string) error {
+	return cache.Config{Policy: cache.Policy(text),
+		Memory: cache.MemoryConfig{Path: "/", Bytes: 1 << 30}}.Check()
 }
 
-type cacheDisk struct {
-	cacheMemory
-	Blocks    uint64
-	BytesADay size `toml:"bytes_a_day"`
-	Durable   bool
-	SlowAfter duration `toml:"slow_after"`
-}
-
-// size is a number of bytes, written as "64GiB" or as a number.
-type size uint64
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (s *size) UnmarshalText(text []byte) error {
-	n, err := figures.ParseSize(string(text))
-	*s = size(n)
-	return err
-}
-
-// duration is written as "30s".
-type duration time.Duration
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (d *duration) UnmarshalText(text []byte) error {
-	v, err := time.ParseDuration(string(text))
-	if err != nil || v <= 0 {
-		return fmt.Errorf("%q is no time such as 500ms or 30s", text)
+// set takes a value of TOML.
+func (s *setting) set(v any) error {
+	text, isText := v.(string)
+	fits := func(n uint64) bool { return n >= s.least && n <= s.most }
+	ok, want := false, ""
+	switch to := s.to.(type) {
+	case *bool:
+		*to, ok = v.(bool)
+		want = "true or false"
+	case func(string) error:
+		if isText {
+			return to(text)
+		}
+		want = "a text"
+	case *string:
+		*to, ok = text, isText && fits(uint64(len(text)))
+		want = fmt.Sprintf("a text of %d to %d bytes", s.least, s.most)
+	case *[]string:
+		list, _ := v.([]any)
+		ok, want = len(list) > 0, "a list of texts, such as [\"a\", \"b\"]"
+		for _, v := range list {
+			text, isText := v.(string)
+			*to, ok = append(*to, text), ok && isText
+		}
+	case *time.Duration:
+		d, err := time.ParseDuration(text)
+		*to, ok = d, err == nil && d > 0 && fits(uint64(d))
+		want = fmt.Sprintf("a time such as \"500ms\" or \"30s\", at least %v",
+			time.Duration(s.least))
+	default:
+		n, isNumber := v.(int64)
+		u := uint64(n)
+		if isText {
+			var err error
+			if u, err = figures.ParseSize(text); err != nil {
+				return err
+			}
+		}
+		ok = (isText || isNumber && n >= 0) && fits(u)
+		want = fmt.Sprintf("a number or a size such as \"64GiB\", from %d to %d", s.least, s.most)
+		if s.most == unbounded {
+			want = "a number or a size such as \"64GiB\"; without the key nothing bounds it"
+		}
+		switch to := to.(type) {
+		case *int:
+			*to = int(u)
+		case *uint64:
+			*to = u
+		}
 	}
-	*d = duration(v)
+	if !ok {
+		return fmt.Errorf("%v: want %s", v, want)
+	}
 	return nil
-}
-
-// configError names what is wrong in a config: the key and, where it is known, the line.
-func configError(path string, line int, key string, err error) error {
-	if line > 0 {
-		path += fmt.Sprintf(", line %d", line)
-	}
-	if key != "" {
-		path += ": " + key
-	}
-	return fmt.Errorf("%s: %w", path, err)
 }
 
 // readCacheConfig reads a config, puts the defaults in, and checks all that can be checked without
@@ -121,35 +182,57 @@ func readCacheConfig(path string) (*cacheConfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
-	host, _ := os.Hostname()
-	c := &cacheConfig{path: path, text: string(text), Name: host, Socket: defaultSocket(),
-		StartTimeout: duration(30 * time.Second), DrainTimeout: duration(30 * time.Second)}
-	d := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields()
-	var unknown *toml.StrictMissingError
-	var wrong *toml.DecodeError
-	switch err = d.Decode(c); {
-	case errors.As(err, &unknown):
-		wrong = &unknown.Errors[0]
-		err = errors.New("there is no such key; docs/cache.md has those that there are")
-	case errors.As(err, &wrong):
-		text, _, of := strings.Cut(strings.TrimPrefix(err.Error(), "toml: "), " into struct field")
-		if of { // of a Go type
-			text += ": it wants a value of another type"
+	var keys map[string]any
+	if err := toml.Unmarshal(text, &keys); err != nil {
+		if wrong, ok := errors.AsType[*toml.DecodeError](err); ok {
+			line, _ := wrong.Position()
+			path += fmt.Sprintf(", line %d", line)
 		}
-		text, _, _ = strings.Cut(text, " cannot be stored in main.")
-		err = errors.New(text)
+		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "toml: "))
 	}
-	if wrong != nil {
-		line, _ := wrong.Position()
-		return nil, configError(path, line, strings.Join(wrong.Key(), "."), err)
+	host, _ := os.Hostname()
+	c := &cacheConfig{path: path, text: string(text), name: host, socket: defaultSocket(),
+		startTimeout: 30 * time.Second, drainTimeout: 30 * time.Second}
+	for _, table := range []string{"identity", "schedule", "memory", "disk", "namespace"} {
+		list, form := []any{keys[table]}, "["+table+"]"
+		switch many, isMany := keys[table].([]any); {
+		case keys[table] == nil:
+			continue
+		case table == "disk" || table == "namespace":
+			list, form = many, "["+form+"]"
+		case isMany:
+			list = nil
+		}
+		for nth, t := range list {
+			keys, ok := t.(map[string]any)
+			if !ok {
+				list = nil
+			} else if err := c.read(table, nth, keys); err != nil {
+				return nil, err
+			}
+		}
+		if len(list) == 0 {
+			return nil, c.wrong("", 0, table, "want keys under a line %s", form)
+		}
+		delete(keys, table)
 	}
-	if err != nil {
-		return nil, configError(path, 0, "", err)
+	return c, cmp.Or(c.read("", 0, keys), c.check())
+}
+
+// read takes the keys of a table.
+func (c *cacheConfig) read(table string, nth int, keys map[string]any) error {
+	settings := c.settings(table, nth)
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		k := slices.IndexFunc(settings, func(s setting) bool { return s.key == key })
+		if k < 0 {
+			return c.wrong(table, nth, key, "there is no such key; docs/cache.md has those that "+
+				"there are")
+		}
+		if err := settings[k].set(keys[key]); err != nil {
+			return c.wrong(table, nth, key, "%w", err)
+		}
 	}
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	return c, nil
+	return nil
 }
 
 // wrong is an error about a key of a table, of which there may be several; nth counts them from 0.
@@ -172,134 +255,82 @@ func (c *cacheConfig) wrong(table string, nth int, key, format string, args ...a
 			nth--
 		}
 	}
-	return configError(c.path, line, strings.Trim(table+"."+key, "."),
+	where := c.path
+	if line > 0 {
+		where += fmt.Sprintf(", line %d", line)
+	}
+	return fmt.Errorf("%s: %s: %w", where, cmp.Or(strings.Trim(table+"."+key, "."), "config"),
 		fmt.Errorf(format, args...))
 }
 
-const wantTime = "want a time such as \"500ms\" or \"30s\""
-
-func (c *cacheConfig) check() error {
-	id, q := &c.Identity, &c.Schedule
-	secure := id.Certificate != "" && id.Key != "" && id.Authority != ""
-	weight := func(n int) bool { return n < 0 || n > 1<<20 }
-	bare := func(d duration) bool { return d < duration(time.Millisecond) } // a number of ns
-	for _, w := range []struct {
-		bad              bool
-		table, key, text string
-	}{
-		{c.Name == "" || len(c.Name) > 255, "", "name", "want from 1 to 255 bytes"},
-		{c.Socket == "" || len(c.Socket) > 107, "", "socket", "want a path of 1 to 107 bytes"},
-		{bare(c.StartTimeout), "", "start_timeout", wantTime},
-		{bare(c.DrainTimeout), "", "drain_timeout", wantTime},
-		{!secure && *id != (cacheConfig{}).Identity, "identity", "",
-			"an identity has certificate, key and authority"},
-		{secure && c.Plaintext, "", "plaintext", "with an identity nothing is in plain text"},
-		{len(c.Listen) > 0 && !secure && !c.Plaintext, "", "listen", "name the files of an " +
-			"[identity], or set plaintext = true on a network that is trusted"},
-		{q.BytesInFlight > 1<<40, "schedule", "bytes_in_flight", "want at most 1 TiB"},
-		{q.PieceBytes > min(64<<20, cmp.Or(q.BytesInFlight, 2<<20)), "schedule", "piece_bytes",
-			"want at most bytes_in_flight, and 64 MiB"},
-		{weight(q.Prefetch), "schedule", "prefetch", "want at most 1,048,576"},
-		{weight(q.SwapOut), "schedule", "swap_out", "want at most 1,048,576"},
-		{weight(q.QueuedMax), "schedule", "queued_max", "want at most 1,048,576"},
-	} {
-		if w.bad {
-			return c.wrong(w.table, 0, w.key, "%s", w.text)
+// check refuses values that do not go together.
+func (c *cacheConfig) check() (err error) {
+	refuse := func(bad bool, table string, nth int, key, format string, args ...any) {
+		if bad && err == nil {
+			err = c.wrong(table, nth, key, format, args...)
 		}
 	}
-	for n, address := range append([]string{c.Metrics}, c.Listen...) {
-		if _, _, err := net.SplitHostPort(address); err != nil && (n > 0 || address != "") {
-			return c.wrong("", 0, []string{"metrics", "listen"}[min(n, 1)],
-				"%q is no HOST:PORT", address)
+	id, m, disks := &c.identity, &c.cache.Memory, c.cache.Disks
+	secure := id.certificate != "" && id.key != "" && id.authority != ""
+	refuse(!secure && *id != (cacheConfig{}).identity, "identity", 0, "",
+		"an identity has certificate, key and authority")
+	refuse(secure && c.plaintext, "", 0, "plaintext", "with an identity nothing is in plain text")
+	refuse(len(c.listen) > 0 && !secure && !c.plaintext, "", 0, "listen",
+		"name the files of an [identity], or set plaintext = true on a network that is trusted")
+	for n, address := range append([]string{c.metrics}, c.listen...) {
+		_, port, bad := net.SplitHostPort(address)
+		if _, wrong := strconv.ParseUint(port, 10, 16); bad == nil {
+			bad = wrong
 		}
+		refuse(bad != nil && (n > 0 || address != ""), "", 0,
+			[]string{"metrics", "listen"}[min(n, 1)], "%q is no HOST:PORT", address)
 	}
-	for _, text := range c.Backends {
+	for _, text := range c.backends {
 		var spec backendSpec
-		if err := spec.Set(text); err != nil {
-			return c.wrong("", 0, "backends", "%w", err)
-		}
-		if spec.name == auto {
-			return c.wrong("", 0, "backends", "name each one: auto is of the command line")
-		}
+		bad := spec.Set(text)
+		refuse(bad != nil, "", 0, "backends", "%w", bad)
+		refuse(spec.name == auto, "", 0, "backends", "name each one: auto is of the command line")
 	}
-	names := map[string]bool{}
-	for n, s := range c.Namespaces {
-		switch {
-		case s.Name == "":
-			return c.wrong("namespace", n, "name", "want a name, or \"*\" for all others")
-		case names[s.Name]:
-			return c.wrong("namespace", n, "name", "%q is there twice", s.Name)
-		case s.TTL%duration(time.Second) != 0:
-			return c.wrong("namespace", n, "ttl", "%v: want whole seconds, such as \"60s\"",
-				time.Duration(s.TTL))
-		}
-		if _, err := cache.ParseFlow(s.Flow); err != nil {
-			return c.wrong("namespace", n, "flow", "%w", err)
-		}
-		if o := c.options(s.Name); o.Check() != nil {
-			return c.wrong("namespace", n, "", "%w", o.Check())
-		}
-		names[s.Name] = true
+	refuse(c.schedule.PieceBytes > cmp.Or(c.schedule.BytesInFlight, 2<<20), "schedule", 0,
+		"piece_bytes", "want at most bytes_in_flight, by default 2 MiB")
+	bad := checkPolicy(string(c.cache.Policy))
+	refuse(bad != nil, "", 0, "policy", "%w", bad)
+	refuse(!filepath.IsAbs(m.Path), "memory", 0, "path", wantPath)
+	refuse(m.Bytes < cmp.Or(m.Extent, 2<<20), "memory", 0, "bytes",
+		"want at least an extent, by default 2 MiB")
+	refuse(c.cache.HoldMax > m.Bytes, "", 0, "hold_max", "want at most the bytes of [memory]")
+	for n := range disks {
+		refuse(!filepath.IsAbs(disks[n].Path), "disk", n, "path", wantPath)
+		bad = cache.Config{Memory: *m, Disks: disks[:n+1]}.Check()
+		refuse(bad != nil, "disk", n, "", "%w", bad)
 	}
-	// What the cache would refuse, part by part.
-	all := c.cache()
-	type part struct {
-		table string
-		nth   int
-		key   string
-		cfg   cache.Config
+	for n, s := range c.namespaces {
+		o, bad := s.options, s.options.Check()
+		same := func(o cacheNamespace) bool { return o.name == s.name }
+		refuse(s.name == "", "namespace", n, "name", "want a name, or \"*\" for all others")
+		refuse(slices.ContainsFunc(c.namespaces[:n], same), "namespace", n, "name",
+			"%q is there twice", s.name)
+		refuse(o.TTL%time.Second != 0, "namespace", n, "ttl", "want whole seconds, as in \"60s\"")
+		refuse(o.Quota[0] > m.Bytes, "namespace", n, "memory_quota",
+			"want at most the bytes of [memory]")
+		refuse(o.Quota[1] > 0 && disks == nil, "namespace", n, "disk_quota", "there is no [[disk]]")
+		refuse(o.Flow == cache.WriteBack && disks == nil, "namespace", n, "flow",
+			"there is no [[disk]] to write to")
+		refuse(bad != nil, "namespace", n, "", "%w", bad)
 	}
-	parts := []part{{"memory", 0, "", cache.Config{}},
-		{"", 0, "policy", cache.Config{Policy: all.Policy}},
-		{"", 0, "operations", cache.Config{OpsMax: all.OpsMax}},
-		{"", 0, "hold_max", cache.Config{HoldMax: all.HoldMax}}}
-	for n := range all.Disks {
-		parts = append(parts, part{"disk", n, "", cache.Config{Disks: all.Disks[:n+1]}})
-	}
-	for _, p := range append(parts, part{"", 0, "blocks", all}) {
-		p.cfg.Memory = all.Memory
-		if err := p.cfg.Check(); err != nil {
-			return c.wrong(p.table, p.nth, p.key, "%w", err)
-		}
-	}
-	return nil
-}
-
-// cache is the config of the cache itself, without its engine.
-func (c *cacheConfig) cache() cache.Config {
-	cfg := cache.Config{Policy: c.Policy, Blocks: c.Blocks, VerifyFirst: c.VerifyFirst,
-		CompareKnown: c.CompareKnown, OpsMax: c.Operations, HoldMax: uint64(c.HoldMax),
-		Memory: cache.MemoryConfig{Path: c.Memory.Path, Bytes: uint64(c.Memory.Bytes),
-			Extent: uint64(c.Memory.Extent)}}
-	for _, d := range c.Disks {
-		cfg.Disks = append(cfg.Disks, cache.DiskConfig{Path: d.Path, Bytes: uint64(d.Bytes),
-			Extent: uint64(d.Extent), Blocks: d.Blocks, BytesADay: uint64(d.BytesADay),
-			Durable: d.Durable, SlowAfter: time.Duration(d.SlowAfter)})
-	}
-	return cfg
-}
-
-// schedule is what the engine does first.
-func (c *cacheConfig) schedule() *engine.Schedule {
-	s := &c.Schedule
-	if s.Off {
-		return nil
-	}
-	return &engine.Schedule{BytesInFlight: int(s.BytesInFlight), PieceBytes: int(s.PieceBytes),
-		Prefetch: s.Prefetch, SwapOut: s.SwapOut, QueuedMax: s.QueuedMax}
+	bad = c.cache.Check()
+	refuse(bad != nil, "memory", 0, "", "%w", bad)
+	return err
 }
 
 // options are what a namespace may have.
 func (c *cacheConfig) options(name string) (o cache.NamespaceOptions) {
-	for _, s := range c.Namespaces {
-		if s.Name == name || s.Name == "*" {
-			flow, _ := cache.ParseFlow(s.Flow) // checked
-			o = cache.NamespaceOptions{Priority: s.Priority, Flow: flow, TTL: time.Duration(s.TTL),
-				Quota:   [2]uint64{uint64(s.MemoryQuota), uint64(s.DiskQuota)},
-				HoldMax: uint64(s.HoldMax), BytesASecond: uint64(s.BytesASecond)}
+	for _, s := range c.namespaces {
+		if s.name == name {
+			return s.options
 		}
-		if s.Name == name {
-			break
+		if s.name == "*" {
+			o = s.options
 		}
 	}
 	return o

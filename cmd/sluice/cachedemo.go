@@ -3,14 +3,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -46,35 +42,27 @@ which a client had the word that it is committed: all bytes are checked. Nothing
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), demoLimit)
 			defer cancel()
-			return cacheDemo(ctx, c.OutOrStdout(), c.ErrOrStderr())
+			return cacheDemo(ctx, c.OutOrStdout())
 		},
 	}
 }
 
 // cacheDemo is the story of the demonstration.
-func cacheDemo(ctx context.Context, stdout, stderr io.Writer) (err error) {
-	dir, err := os.MkdirTemp("", "sluice-demo-*")
+func cacheDemo(ctx context.Context, stdout io.Writer) (err error) {
+	server, err := newOwnServer("", `name = "demo"`, fmt.Sprint("bytes = ",
+		2*demoRoom*demoBlock), "")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	memory := filepath.Join("/dev/shm", filepath.Base(dir))
-	defer os.Remove(memory)
-	socket, config := filepath.Join(dir, "s"), filepath.Join(dir, "cache.toml")
-	text := fmt.Sprintf("name = \"demo\"\nsocket = %q\n[memory]\npath = %q\nbytes = %d\n", socket,
-		memory, 2*demoRoom*demoBlock)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, server.remove()) }()
 	say := func(format string, args ...any) { fmt.Fprintf(stdout, format+"\n", args...) }
 
 	// A server, and clients that store until it is gone: the one that stores the last block of
 	// enough ends it, while the others store.
-	server, line, err := startServer(config, stderr)
+	line, err := server.start()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = server.Process.Kill(); _ = server.Wait() }() // unless it has ended
 	say("%s", line)
 	var stored atomic.Int64
 	var clients sync.WaitGroup
@@ -82,11 +70,27 @@ func cacheDemo(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	var ended [demoClients]error
 	for n := range demoClients {
 		clients.Go(func() {
-			committed[n], ended[n] = storeUntilLost(ctx, socket, n, func() {
-				if stored.Add(demoChain) == demoEnough {
-					_ = server.Process.Kill()
+			u, err := openModelUser(ctx, server.socket, fmt.Sprint("client ", n), demoBlock,
+				demoChain)
+			if err != nil {
+				ended[n] = err
+				return
+			}
+			for at := 0; err == nil && at < demoRoom/demoClients; at += demoChain {
+				chain := make([]cache.Key, demoChain)
+				for k := range chain {
+					chain[k] = cache.KeyOf(fmt.Append(nil, n, at+k))
 				}
-			})
+				var q served
+				if q, err = u.serve(ctx, chain); err == nil && q.stored == demoChain {
+					committed[n] = append(committed[n], chain...)
+					if stored.Add(demoChain) == demoEnough {
+						_ = server.process.Process.Kill()
+					}
+				}
+			}
+			ended[n] = err
+			_ = u.close() // its peer is gone
 		})
 	}
 	clients.Wait()
@@ -95,24 +99,22 @@ func cacheDemo(ctx context.Context, stdout, stderr io.Writer) (err error) {
 		return fmt.Errorf("%d blocks were committed, want %d: %w", len(keys), demoEnough,
 			errors.Join(append(ended[:], context.Cause(ctx))...))
 	}
-	_ = server.Wait() // it was killed
+	_ = server.process.Wait() // it was killed
 	say("SIGKILL while %d clients store: %d blocks, %s, were committed", demoClients, len(keys),
 		figures.RoundSize(uint64(len(keys))*demoBlock))
 
 	// It starts again, and serves them.
-	again, line, err := startServer(config, stderr)
-	if err != nil {
+	if line, err = server.start(); err != nil {
 		return err
 	}
-	defer func() { _ = again.Process.Kill(); _ = again.Wait() }() // unless it has ended
 	say("%s", line)
-	u, err := openModelUser(ctx, socket, "reader", demoBlock, demoChain)
+	u, err := openModelUser(ctx, server.socket, "reader", demoBlock, demoChain)
 	if err != nil {
 		return err
 	}
 	served := 0
 	for chain := range slices.Chunk(keys, demoChain) {
-		q, err := u.serve(ctx, chain, demoChain) // what is lost it stores
+		q, err := u.serve(ctx, chain) // what is lost it stores
 		if err != nil {
 			return errors.Join(err, u.close())
 		}
@@ -122,61 +124,12 @@ func cacheDemo(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	if served < len(keys) {
 		err = fmt.Errorf("%d blocks are lost", len(keys)-served)
 	}
-	if err := errors.Join(err, u.close(), again.Process.Signal(syscall.SIGTERM)); err != nil {
+	err = errors.Join(err, u.close(), server.process.Process.Signal(syscall.SIGTERM))
+	if err != nil {
 		return err
 	}
-	if err := again.Wait(); err != nil {
+	if err := server.process.Wait(); err != nil {
 		return fmt.Errorf("the server did not end in order: %w", err)
 	}
 	return nil
-}
-
-// storeUntilLost stores chains of new blocks until the server is lost, or the client has stored its
-// share, and returns the keys of those that it had the word of.
-func storeUntilLost(ctx context.Context, socket string, n int, stored func()) (done []cache.Key,
-	err error) {
-	u, err := openModelUser(ctx, socket, fmt.Sprint("client ", n), demoBlock, demoChain)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = u.close() }() // its peer is gone
-	for len(done) < demoRoom/demoClients {
-		keys := make([]cache.Key, demoChain)
-		for k := range keys {
-			keys[k] = cache.KeyOf(fmt.Append(nil, n, len(done)+k))
-		}
-		q, err := u.serve(ctx, keys, demoChain)
-		if err == nil && q.stored < demoChain {
-			err = fmt.Errorf("%d of %d blocks that nobody has were stored", q.stored, demoChain)
-		}
-		if err != nil {
-			return done, err
-		}
-		done = append(done, keys...)
-		stored()
-	}
-	return done, nil
-}
-
-// startServer starts a server as a child process, and returns its first line.
-func startServer(config string, stderr io.Writer) (*exec.Cmd, string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, "", err
-	}
-	c := exec.Command(self, "cache", "serve", "--config", config)
-	c.Stderr = stderr
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out, err := c.StdoutPipe()
-	if err == nil {
-		err = c.Start()
-	}
-	if err != nil {
-		return nil, "", fmt.Errorf("start a server: %w", err)
-	}
-	line := bufio.NewScanner(out)
-	if !line.Scan() {
-		return nil, "", fmt.Errorf("the server did not begin: %w", c.Wait())
-	}
-	return c, line.Text(), nil
 }

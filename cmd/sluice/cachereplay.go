@@ -3,8 +3,6 @@
 package main
 
 import (
-	"bufio"
-	"cmp"
 	"context"
 	enc "encoding/binary" // the tests have a variable of that name
 	"errors"
@@ -12,7 +10,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -21,7 +18,6 @@ import (
 
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/cache"
-	"github.com/sluicehq/sluice/kv/trace"
 )
 
 // cacheReplay is a trace that runs through caches.
@@ -58,35 +54,35 @@ Without TRACE a generator makes requests of the statistics of a conversation tra
   sluice cache replay --requests 500 --memory 3 --disk 20 --policy s3fifo --json`,
 		Args: wordsFrom(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
-			f.exactly = c.Flags().Changed("requests")
-			if len(args) > 0 {
-				if f.trace = args[0]; !f.exactly {
-					f.requests = 0
-				}
+			switch f.exactly = c.Flags().Changed("requests"); {
+			case len(args) > 0:
+				f.trace = args[0]
+			case !f.exactly:
+				f.requests = 1000
 			}
 			if err := f.check(); err != nil {
-				return err
-			}
-			if err := f.read(); err != nil {
 				return err
 			}
 			return f.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	s := c.Flags()
-	s.IntVar(&f.requests, "requests", 1000, "how many; 0: all of the trace, its default")
-	s.Uint64Var(&f.seed, "seed", 1, "of the generator")
-	s.StringSliceVar(&f.policies, "policy", []string{"s3fifo", "arc", "lru"}, "`POLICIES` to run")
+	s.IntVar(&f.requests, "requests", 0, "how many; without it all of TRACE, or 1,000 that are "+
+		"made up")
+	s.Uint64Var(&f.seed, "seed", 1, "of those that are made up")
+	s.StringSliceVar(&f.policies, "policy", nil, "`POLICIES` to run, with commas between; without "+
+		"it s3fifo, arc and lru")
 	s.IntVar(&f.clients, "clients", 4, "clients, each with an engine of its own")
 	s.StringVar(&f.blockText, "block", "4KiB", "`SIZE` of a block, a multiple of 4 KiB")
 	s.Float64Var(&f.memory, "memory", 10, "`PERCENT` of the trace's different blocks that the "+
 		"memory has room for")
 	s.Float64Var(&f.disk, "disk", 0, "`PERCENT` that a file of a disk has room for; 0: no disk")
 	s.StringVar(&f.dir, "dir", os.TempDir(), "`FOLDER` for that file, which is gone afterwards")
-	s.BoolVar(&f.asJSON, "json", false, "print JSON")
+	s.BoolVar(&f.asJSON, "json", false, "print JSON, a value a line")
 	return c
 }
 
+// check finds what is wrong with the flags, and makes keys of the trace.
 func (f *cacheReplay) check() error {
 	n, err := figures.ParseSize(f.blockText)
 	switch {
@@ -100,49 +96,36 @@ func (f *cacheReplay) check() error {
 		return usagef("--memory %v: want more than 0, at most 100 percent", f.memory)
 	case !(f.disk >= 0 && f.disk <= 100):
 		return usagef("--disk %v: want 0 to 100 percent", f.disk)
-	case f.requests < 0 || f.requests == 0 && f.trace == "" || f.requests > requestsMax:
-		return usagef("--requests %d: want at least 1, or 0 for all of a TRACE; at most %d",
-			f.requests, requestsMax)
+	case f.exactly && f.requests < 1 || f.requests > requestsMax:
+		return usagef("--requests %d: want from 1 to %d", f.requests, requestsMax)
+	}
+	if f.policies == nil {
+		f.policies = []string{"s3fifo", "arc", "lru"}
 	}
 	for _, p := range f.policies {
-		c := cache.Config{Policy: cache.Policy(p), Memory: cache.MemoryConfig{Path: "x",
-			Bytes: 1 << 30}}
-		if err := c.Check(); err != nil {
+		if err := checkPolicy(p); err != nil {
 			return usagef("--policy: %w", err)
 		}
 	}
 	f.block = int(n)
-	return nil
-}
-
-// read makes keys of the trace.
-func (f *cacheReplay) read() error {
 	requests, err := f.load()
 	if err != nil {
 		return err
 	}
-	seen := map[uint64]bool{}
-	f.chains, f.refs, f.longest = nil, 0, 0
+	seen := map[cache.Key]bool{}
 	for _, q := range requests {
-		f.chains = append(f.chains, keysOf(&q))
-		f.refs += len(q.HashIDs)
-		f.longest = max(f.longest, len(q.HashIDs))
-		for _, id := range q.HashIDs {
-			seen[id] = true
+		chain := make([]cache.Key, len(q.HashIDs))
+		for k, id := range q.HashIDs {
+			enc.LittleEndian.PutUint64(chain[k][:], id)
+			seen[chain[k]] = true
 		}
+		f.chains = append(f.chains, chain)
+		f.refs, f.longest = f.refs+len(chain), max(f.longest, len(chain))
 	}
 	if f.unique = len(seen); f.unique == 0 {
 		return errors.New("the requests have no blocks")
 	}
 	return nil
-}
-
-func keysOf(q *trace.Request) []cache.Key {
-	keys := make([]cache.Key, len(q.HashIDs))
-	for k, id := range q.HashIDs {
-		enc.LittleEndian.PutUint64(keys[k][:], id)
-	}
-	return keys
 }
 
 // blocksOf is how many blocks a percentage of the trace's are, at least one where it is not 0.
@@ -202,63 +185,48 @@ type replayResult struct {
 // of it.
 func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)) (r replayResult,
 	err error) {
-	dir, err := os.MkdirTemp(f.dir, "sluice-replay-*")
+	// as many blocks fit as the optimum has
+	memory, disk := f.blocksOf(f.memory), f.blocksOf(f.disk)
+	tier := func(blocks int) string {
+		return fmt.Sprintf("bytes = %d\nextent = %d", blocks*f.block, f.block)
+	}
+	onDisk := ""
+	if disk > 0 {
+		onDisk = fmt.Sprintf("%s\nblocks = %d", tier(disk), disk)
+	}
+	s, err := newOwnServer(f.dir, fmt.Sprintf("policy = %q\nblocks = %d", policy,
+		memory+disk+4096), tier(memory), onDisk)
 	if err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	block := size(f.block)
-	cfg := &cacheConfig{Name: "cache replay", Socket: filepath.Join(dir, "s"),
-		StartTimeout: duration(time.Minute), DrainTimeout: duration(time.Second),
-		Policy: cache.Policy(policy)}
-	cfg.Blocks = uint64(f.blocksOf(f.memory) + f.blocksOf(f.disk) + 4096)
-	cfg.Memory = cacheMemory{Path: filepath.Join("/dev/shm", filepath.Base(dir)), Extent: block,
-		Bytes: size(f.blocksOf(f.memory)) * block} // as many blocks fit as the optimum has
-	defer os.Remove(cfg.Memory.Path)
-	if n := f.blocksOf(f.disk); n > 0 {
-		cfg.Disks = []cacheDisk{{cacheMemory: cacheMemory{Path: filepath.Join(dir, "disk"),
-			Extent: block, Bytes: size(n) * block}, Blocks: uint64(n)}}
+	defer func() { err = errors.Join(err, s.remove()) }()
+	if _, err := s.start(); err != nil {
+		return r, err
 	}
-	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
-	line, lineIn := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		err := serveCache(serving, cfg, lineIn, io.Discard)
-		_ = lineIn.CloseWithError(cmp.Or(err, io.EOF))
-		ended <- err
-	}()
-	defer func() { stop(); err = errors.Join(err, <-ended) }()
-	if _, err := bufio.NewReader(line).ReadString('\n'); err != nil {
-		return r, nil // which the server has ended with
-	}
-
-	var mu sync.Mutex // guards what is below, and r
-	next := 0
-	var failed error
 	for k := range r.took {
 		r.took[k] = figures.NewSamples(len(f.chains))
 	}
-	room := max(1, min(f.longest, 64<<20/f.block))
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	var mu sync.Mutex // guards r
 	var clients sync.WaitGroup
+	queue := make(chan []cache.Key)
+	room := max(1, min(f.longest, 64<<20/f.block))
 	for n := range f.clients {
 		clients.Go(func() {
-			u, err := openModelUser(ctx, cfg.Socket, fmt.Sprint("client ", n), f.block, room)
+			u, err := openModelUser(ctx, s.socket, fmt.Sprint("client ", n), f.block, room)
 			if err == nil {
 				defer func() { _ = u.close() }()
 			}
-			for {
-				mu.Lock()
-				failed = errors.Join(failed, err)
-				at := next
-				next++
-				if failed != nil || ctx.Err() != nil || at >= len(f.chains) {
-					mu.Unlock()
+			for chain := range queue {
+				var q served
+				if err == nil {
+					q, err = u.serve(ctx, chain)
+				}
+				if err != nil {
+					fail(err)
 					return
 				}
-				progress(at)
-				mu.Unlock()
-				var q served
-				q, err = u.serve(ctx, f.chains[at], room)
 				mu.Lock()
 				r.hits, r.wrong = r.hits+q.hits, r.wrong+q.wrong
 				for k, d := range q.took {
@@ -270,11 +238,19 @@ func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)
 			}
 		})
 	}
-	clients.Wait()
-	if failed = cmp.Or(failed, ctx.Err()); failed != nil {
-		return r, failed
+	for at, chain := range f.chains {
+		select {
+		case queue <- chain:
+			progress(at)
+		case <-ctx.Done():
+		}
 	}
-	u, err := openModelUser(ctx, cfg.Socket, "reader", f.block, 1)
+	close(queue)
+	clients.Wait()
+	if ctx.Err() != nil {
+		return r, context.Cause(ctx)
+	}
+	u, err := dialCache(ctx, s.socket, "reader")
 	if err != nil {
 		return r, err
 	}

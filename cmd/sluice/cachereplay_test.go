@@ -90,7 +90,7 @@ func TestCacheUserChecks(t *testing.T) {
 	require.NoError(t, err)
 	m, err := e.Alloc(1<<16, engine.AllocOptions{})
 	require.NoError(t, err)
-	u := &modelUser{cacheUser: &cacheUser{engine: e, memory: m}, block: 4096}
+	u := &cacheUser{engine: e, memory: m, block: 4096}
 	keys := []cache.Key{{1}, {15: 1}}
 	for at := 0; at < 4096; at += 97 {
 		u.fill(keys)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +21,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/backends/tcp"
@@ -57,9 +60,8 @@ have read again; a config that is wrong changes nothing.
 
 Once clients may come it prints one line, and tells systemd (Type=notify, WatchdogSec).
 docs/cache.md has the keys of the config and their defaults.`,
-		Example: `  sluice cache serve --config cache.toml
-  sluice cache serve --config cache.toml --check`,
-		Args: noArgs,
+		Example: "  sluice cache serve --config cache.toml --check",
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if path == "" {
 				return usagef("--config FILE says what to serve: docs/cache.md has an example")
@@ -69,7 +71,7 @@ docs/cache.md has the keys of the config and their defaults.`,
 				return err
 			}
 			if check {
-				fmt.Fprintf(c.OutOrStdout(), "%s: it can be used\n", path)
+				fmt.Fprintf(c.OutOrStdout(), "%s: config has no error\n", path)
 				return nil
 			}
 			return serveCache(c.Context(), cfg, c.OutOrStdout(), c.ErrOrStderr())
@@ -89,36 +91,14 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	signal.Notify(again, syscall.SIGHUP)
 	defer signal.Stop(again)
 
-	// The engine. Its identity is that of the listeners.
-	var id *identity.Identity
-	if files := cfg.Identity; files.Certificate != "" {
-		revoked := []string{files.Revoked}
-		if files.Revoked == "" {
-			revoked = nil
-		}
-		id, err = identity.FromFiles(files.Certificate, files.Key, files.Authority, revoked...)
-		if err != nil {
-			return cfg.wrong("identity", 0, "certificate", "%w", err)
-		}
-	}
-	list, err := cfg.openBackends(id)
-	if err != nil {
-		return err
-	}
-	e, err := engine.Open(engine.Config{Name: cfg.Name, Backends: list, Identity: id,
-		Plaintext: cfg.Plaintext, Schedule: cfg.schedule(),
-		OnRefused: func(from net.Addr, why error) {
-			if from.Network() != "unix" { // where it is a process that asks whether one serves
-				say("refused %v: %v", from, why)
-			}
-		}})
+	e, err := cfg.openEngine(say)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 
 	// The listeners, and the cache with what was left in it: who comes meanwhile waits.
-	listeners, err := cfg.listen()
+	listeners, err := cfg.openListeners()
 	defer func() {
 		for _, l := range listeners { // where they are not served
 			_ = l.Close()
@@ -127,15 +107,18 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	if err != nil {
 		return err
 	}
-	cacheCfg := cfg.cache()
-	cacheCfg.Engine = e
-	within, cancel := context.WithTimeout(ctx, time.Duration(cfg.StartTimeout))
-	c, err := cache.Open(within, cacheCfg)
+	holder := cfg.holder()
+	if holder != "" {
+		say("waits for %s, for at most %v (start_timeout)", holder, cfg.startTimeout)
+	}
+	cfg.cache.Engine = e
+	within, cancel := context.WithTimeoutCause(ctx, cfg.startTimeout,
+		errors.New("start_timeout is over"))
+	c, err := cache.Open(within, cfg.cache)
 	cancel()
 	switch {
 	case errors.Is(err, engine.ErrBusy) && ctx.Err() == nil:
-		return fmt.Errorf("%w: a server has these files already: stop it (sluice cache stat says "+
-			"which process it is), or name other files", err)
+		return fmt.Errorf("%w: stop %s, or name other files", err, cmp.Or(holder, "it"))
 	case err != nil:
 		return err
 	}
@@ -145,7 +128,6 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	var now atomic.Pointer[cacheConfig] // as it was read last
 	now.Store(cfg)
 	s, err := serve.New(serve.Config{Cache: c, Engine: e,
-		Inspect: func(p *engine.Peer) bool { return cfg.InspectRemote || serve.OverUnixSocket(p) },
 		Options: func(name string) cache.NamespaceOptions { return now.Load().options(name) }})
 	if err != nil {
 		return err
@@ -160,8 +142,8 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 		stopRunning()
 		parts.Wait()
 	}()
-	if cfg.Metrics != "" {
-		l, err := net.Listen("tcp", cfg.Metrics)
+	if cfg.metrics != "" {
+		l, err := net.Listen("tcp", cfg.metrics)
 		if err != nil {
 			return cfg.wrong("", 0, "metrics", "%w", err)
 		}
@@ -175,7 +157,11 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	for _, l := range listeners {
 		start(func() error { return e.Serve(serving, l) })
 	}
-	line := servedLine(cfg.Name, listeners, c.Attached(), c.Stats())
+	if c.Attached().BasePages {
+		say("not all of the memory has huge pages, into which disks read faster: they take Linux " +
+			"6.1, or huge=advise of /dev/shm, and time (start_timeout)")
+	}
+	line := servedLine(cfg.name, listeners, c.Attached(), c.Stats())
 	if _, err := fmt.Fprintln(stdout, line); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
@@ -208,10 +194,10 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 
 	// Drain: no further peers, no further requests, and what runs may end.
-	say("%v: drains for at most %v", context.Cause(ctx), time.Duration(cfg.DrainTimeout))
+	say("%v: drains for at most %v", context.Cause(ctx), cfg.drainTimeout)
 	notifySystemd("STOPPING=1")
 	stopServing()
-	within, cancel = context.WithTimeout(context.Background(), time.Duration(cfg.DrainTimeout))
+	within, cancel = context.WithTimeout(context.Background(), cfg.drainTimeout)
 	defer cancel()
 	if err := errors.Join(s.Drain(within), c.Drain(within)); err != nil {
 		say("%v; what was committed in memory is there at the next start", err)
@@ -221,40 +207,53 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 
 // servedLine is the line that says what is served.
 func servedLine(name string, at []net.Listener, a cache.Attached, s cache.Stats) string {
-	what := fmt.Sprintf("attached %d blocks, of at most %d, %s in memory, in %.1f ms", a.Blocks,
-		a.Room, figures.RoundSize(a.Bytes), float64(a.Took)/1e6)
+	text := "cache " + name + " serves at"
+	for n, l := range at {
+		text += []string{" ", ", "}[min(n, 1)] + l.Addr().String()
+	}
 	switch {
 	case a.Fresh != "":
-		what = "memory made anew: " + a.Fresh
+		text += ": memory made anew: " + a.Fresh
 	case a.Blocks == 0:
-		what = "memory is empty"
+		text += ": memory is empty"
+	default:
+		text += fmt.Sprintf(": attached %d blocks, of at most %d, %s in memory, in %.1f ms",
+			a.Blocks, a.Room, figures.RoundSize(a.Bytes), float64(a.Took)/1e6)
 	}
 	for _, d := range s.Disks {
 		if d.Fresh != "" {
-			what += fmt.Sprintf("; disk %s made anew: %s", d.Path, d.Fresh)
+			text += fmt.Sprintf("; disk %s made anew: %s", d.Path, d.Fresh)
 		} else {
-			what += fmt.Sprintf("; %d blocks on disk %s", d.Blocks, d.Path)
+			text += fmt.Sprintf("; %d blocks on disk %s", d.Blocks, d.Path)
 		}
 	}
-	var where []string
-	for _, l := range at {
-		where = append(where, l.Addr().String())
-	}
-	return fmt.Sprintf("cache %s serves at %s: %s", name, strings.Join(where, ", "), what)
+	return text
 }
 
-// openBackends opens those of the config or, where it names none, those that its tiers and its
-// listeners need.
-func (c *cacheConfig) openBackends(id *identity.Identity) (list []driver.Backend, err error) {
-	defer func() {
+// openEngine opens the engine with the backends of the config or, where it names none, with those
+// that its tiers and its listeners need. Its identity is that of the listeners.
+func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.Engine, error) {
+	cfg := engine.Config{Name: c.name, Plaintext: c.plaintext,
+		OnRefused: func(from net.Addr, why error) {
+			if from.Network() != "unix" { // where it is a process that asks whether one serves
+				say("refused %v: %v", from, why)
+			}
+		}}
+	if !c.unscheduled {
+		cfg.Schedule = &c.schedule
+	}
+	if id := c.identity; id.certificate != "" {
+		var err error
+		revoked := slices.DeleteFunc([]string{id.revoked}, func(s string) bool { return s == "" })
+		cfg.Identity, err = identity.FromFiles(id.certificate, id.key, id.authority, revoked...)
 		if err != nil {
-			err = errors.Join(err, closeAll(list))
+			return nil, c.wrong("identity", 0, "certificate", "%w", err)
 		}
-	}()
-	specs := c.Backends
+	}
+	specs := c.backends
 	if len(specs) == 0 {
 		specs = []string{"shm"}
-		if len(c.Disks) > 0 {
+		if len(c.cache.Disks) > 0 {
 			specs = append(specs, "posix")
 		}
 	}
@@ -265,34 +264,36 @@ func (c *cacheConfig) openBackends(id *identity.Identity) (list []driver.Backend
 			b, err = byname.Open(name, words)
 		}
 		if err != nil {
-			return list, c.wrong("", 0, "backends", "%s: %w", spec, err)
+			err = c.wrong("", 0, "backends", "%s: %w", spec, err)
+			return nil, errors.Join(err, closeAll(cfg.Backends))
 		}
-		list = append(list, b)
+		cfg.Backends = append(cfg.Backends, b)
 	}
-	if len(c.Backends) == 0 && len(c.Listen) > 0 {
-		host, _, _ := net.SplitHostPort(c.Listen[0])
-		b, err := tcp.New(tcp.Config{Listen: net.JoinHostPort(host, "0"), Identity: id,
-			Plaintext: id == nil})
+	if len(c.backends) == 0 && len(c.listen) > 0 {
+		host, _, _ := net.SplitHostPort(c.listen[0])
+		b, err := tcp.New(tcp.Config{Listen: net.JoinHostPort(host, "0"), Identity: cfg.Identity,
+			Plaintext: cfg.Identity == nil})
 		if err != nil {
-			return list, c.wrong("", 0, "listen", "%w", err)
+			err = c.wrong("", 0, "listen", "%w", err)
+			return nil, errors.Join(err, closeAll(cfg.Backends))
 		}
-		list = append(list, b)
+		cfg.Backends = append(cfg.Backends, b)
 	}
-	return list, nil
+	return engine.Open(cfg)
 }
 
-// listen opens the Unix socket and the addresses, or some of them. A socket that was left behind
-// makes way.
-func (c *cacheConfig) listen() (list []net.Listener, err error) {
-	if conn, err := net.DialTimeout("unix", c.Socket, time.Second); err == nil {
+// openListeners opens the Unix socket and the addresses, or some of them. A socket that was left
+// behind makes way.
+func (c *cacheConfig) openListeners() (list []net.Listener, err error) {
+	if conn, err := net.DialTimeout("unix", c.socket, time.Second); err == nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("another process serves at %s: stop it (sluice cache stat says "+
-			"which one it is), or name another socket", c.Socket)
+			"which one it is), or name another socket", c.socket)
 	}
-	if info, err := os.Lstat(c.Socket); err == nil && info.Mode()&os.ModeSocket != 0 {
-		_ = os.Remove(c.Socket) // else Listen says why not
+	if info, err := os.Lstat(c.socket); err == nil && info.Mode()&os.ModeSocket != 0 {
+		_ = os.Remove(c.socket) // else Listen says why not
 	}
-	for n, address := range append([]string{c.Socket}, c.Listen...) {
+	for n, address := range append([]string{c.socket}, c.listen...) {
 		network, key := "unix", "socket"
 		if n > 0 {
 			network, key = "tcp", "listen"
@@ -304,6 +305,26 @@ func (c *cacheConfig) listen() (list []net.Listener, err error) {
 		list = append(list, l)
 	}
 	return list, nil
+}
+
+// holder names a process that has locked files of the cache, as another server does; "": none that
+// is known.
+func (c *cacheConfig) holder() string {
+	locks, _ := os.ReadFile("/proc/locks")
+	for _, d := range append([]cache.DiskConfig{{Path: c.cache.Memory.Path}}, c.cache.Disks...) {
+		var st unix.Stat_t
+		if unix.Stat(d.Path, &st) != nil {
+			continue
+		}
+		file := fmt.Sprintf(" %02x:%02x:%d ", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+		for line := range strings.Lines(string(locks)) {
+			if before, _, found := strings.Cut(line, file); found {
+				words := strings.Fields(before) // number, kind, and at last the process
+				return "pid " + words[len(words)-1] + ", which has " + d.Path
+			}
+		}
+	}
+	return ""
 }
 
 // notifySystemd tells systemd how the service is; see sd_notify(3). Without it there is nobody to

@@ -3,33 +3,89 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	enc "encoding/binary" // the tests have a variable of that name
 	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
+	"github.com/sluicehq/sluice/backends/byname"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
-// cacheUser is a client of a server, with an engine and memory of its own.
+// cacheUser is a client of a server on this host, with an engine of its own and, once it holds
+// some, memory for blocks of one length. One of openModelUser uses the cache as a process does that
+// serves a model; the content of its blocks follows from their keys.
 type cacheUser struct {
 	*serve.Client
-	engine *engine.Engine
-	memory *engine.Memory
-	region *engine.Region
+	*serve.Space
+	engine      *engine.Engine
+	memory      *engine.Memory
+	region      *engine.Region
+	block, room int // bytes, and how many blocks the memory has room for
 }
 
-// hold has memory for blocks, which the server may reach.
-func (u *cacheUser) hold(ctx context.Context, bytes int) (err error) {
-	if u.memory, err = u.engine.Alloc(uint64(bytes), engine.AllocOptions{}); err != nil {
+// dialCache meets the server at a Unix socket with an engine of that name.
+func dialCache(ctx context.Context, socket, name string) (*cacheUser, error) {
+	if strings.HasPrefix(socket, "tcp:") {
+		return nil, usagef("it is no Unix socket: a server answers these commands on its own " +
+			"host alone; others have its metrics")
+	}
+	socket = strings.TrimPrefix(socket, "unix:")
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err == nil {
+		_ = conn.Close()
+	} else if !errors.Is(err, syscall.EAGAIN) { // for which the engine tries again
+		return nil, fmt.Errorf("no cache is served here: %w: start sluice cache serve, or name "+
+			"its socket by --server", err)
+	}
+	b, err := byname.Open("shm", nil)
+	if err != nil {
+		return nil, err
+	}
+	u := &cacheUser{}
+	u.engine, err = engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
+	if err != nil {
+		return nil, err
+	}
+	if u.Client, err = serve.Dial(ctx, u.engine, "unix", socket); err != nil {
+		return nil, errors.Join(err, u.engine.Close())
+	}
+	return u, nil
+}
+
+// hold has memory for so many blocks, which the server may reach.
+func (u *cacheUser) hold(ctx context.Context, n, block int) (err error) {
+	u.block, u.room = block, n
+	u.memory, err = u.engine.Alloc(uint64(n*block), engine.AllocOptions{})
+	if err != nil {
 		return err
 	}
 	if u.region, err = u.engine.RegisterPrivate("blocks", u.memory.Segment()); err != nil {
 		return err
 	}
 	return u.Attach(ctx, u.region)
+}
+
+// place is where the first n blocks lie.
+func (u *cacheUser) place(n int) serve.Place {
+	p := serve.Place{Region: u.region, Stride: uint64(u.block), Run: uint64(u.block)}
+	for k := range n {
+		p.Slots = append(p.Slots, uint32(k))
+	}
+	return p
 }
 
 // close ends a user. Memory that the server may still reach stays.
@@ -43,37 +99,19 @@ func (u *cacheUser) close() error {
 	return err
 }
 
-// modelUser is a user as a process that serves a model is one: its memory has room for blocks of
-// one length, whose content follows from their keys.
-type modelUser struct {
-	*cacheUser
-	*serve.Space
-	block int // bytes
-}
-
 // openModelUser has a user with room for so many blocks meet the cache at a Unix socket.
-func openModelUser(ctx context.Context, socket, name string, block, room int) (*modelUser, error) {
-	u, err := (&cacheFlags{server: socket}).dial(ctx, name)
+func openModelUser(ctx context.Context, socket, name string, block, room int) (*cacheUser, error) {
+	u, err := dialCache(ctx, socket, name)
 	if err != nil {
 		return nil, err
 	}
-	m := &modelUser{cacheUser: u, block: block}
-	if err = u.hold(ctx, block*room); err == nil {
-		m.Space, err = u.Namespace(ctx, "model", [32]byte{})
+	if err = u.hold(ctx, room, block); err == nil {
+		u.Space, err = u.Namespace(ctx, "model", [32]byte{})
 	}
 	if err != nil {
 		return nil, errors.Join(err, u.close())
 	}
-	return m, nil
-}
-
-// place is where the first n blocks of a length lie.
-func (u *cacheUser) place(n, block int) serve.Place {
-	p := serve.Place{Region: u.region, Stride: uint64(block), Run: uint64(block)}
-	for k := range n {
-		p.Slots = append(p.Slots, uint32(k))
-	}
-	return p
+	return u, nil
 }
 
 // wordOf is the word at a place in the content of a key, of 8 bytes.
@@ -83,8 +121,8 @@ func wordOf(key *cache.Key, at int) uint64 {
 	return v ^ v>>29
 }
 
-// fill has the first blocks be what their keys say.
-func (u *modelUser) fill(keys []cache.Key) {
+// fill writes what the keys say to the first blocks.
+func (u *cacheUser) fill(keys []cache.Key) {
 	for k := range keys {
 		p := u.memory.Bytes()[k*u.block:][:u.block]
 		for at := 0; at+8 <= len(p); at += 8 {
@@ -95,7 +133,7 @@ func (u *modelUser) fill(keys []cache.Key) {
 
 // is reports whether block k is what its key says, and clears it, so that one that does not come
 // the next time is noticed.
-func (u *modelUser) is(k int, key *cache.Key) bool {
+func (u *cacheUser) is(k int, key *cache.Key) bool {
 	p := u.memory.Bytes()[k*u.block:][:u.block]
 	defer clear(p)
 	for at := 0; at+8 <= len(p); at += 8 {
@@ -113,22 +151,22 @@ type served struct {
 	took                [3]time.Duration
 }
 
-// serve does with a request what a process that serves a model does, room blocks at a time: it
-// loads what is there, and stores the rest.
-func (u *modelUser) serve(ctx context.Context, keys []cache.Key, room int) (r served, err error) {
+// serve does with a request what a process that serves a model does, as many blocks at a time as
+// it has room for: it loads what is there, and stores the rest.
+func (u *cacheUser) serve(ctx context.Context, keys []cache.Key) (r served, err error) {
 	begin := time.Now()
 	m, err := u.Match(ctx, keys)
 	r.took[0] = time.Since(begin)
 	for at, end := 0, 0; err == nil && at < len(keys); at = end {
 		what, call := 1, u.Load
-		if end = min(at+room, m.Prefix); at >= m.Prefix {
-			what, call, end = 2, u.Store, min(at+room, len(keys))
+		if end = min(at+u.room, m.Prefix); at >= m.Prefix {
+			what, call, end = 2, u.Store, min(at+u.room, len(keys))
 			u.fill(keys[at:end])
 		}
 		var outcomes []cache.Outcome
 		begin := time.Now()
 		for {
-			outcomes, err = call(ctx, keys[at:end], u.place(end-at, u.block))
+			outcomes, err = call(ctx, keys[at:end], u.place(end-at))
 			if !errors.Is(err, engine.ErrBusy) || ctx.Err() != nil {
 				break
 			}
@@ -150,4 +188,67 @@ func (u *modelUser) serve(ctx context.Context, keys []cache.Key, room int) (r se
 		}
 	}
 	return r, err
+}
+
+// ownServer is a server of this command alone: a child process, and files of which nothing is left
+// once it is removed.
+type ownServer struct {
+	dir, memory, config string
+	socket              string
+	process             *exec.Cmd // nil: none was started
+	stderr              figures.Tail
+}
+
+// newOwnServer makes a folder with the config of a server, by the keys of its tables; "" for disk:
+// it has none.
+func newOwnServer(folder, top, memory, disk string) (s *ownServer, err error) {
+	s = &ownServer{}
+	if s.dir, err = os.MkdirTemp(folder, "sluice-cache-*"); err != nil {
+		return nil, err
+	}
+	s.memory = filepath.Join("/dev/shm", filepath.Base(s.dir))
+	s.socket, s.config = filepath.Join(s.dir, "s"), filepath.Join(s.dir, "cache.toml")
+	text := fmt.Sprintf("socket = %q\n%s\n[memory]\npath = %q\n%s\n", s.socket, top, s.memory,
+		memory)
+	if disk != "" {
+		text += fmt.Sprintf("[[disk]]\npath = %q\n%s\n", filepath.Join(s.dir, "disk"), disk)
+	}
+	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
+		return nil, errors.Join(err, s.remove())
+	}
+	return s, nil
+}
+
+// start starts the process, and returns the line that it says once clients may come.
+func (s *ownServer) start() (line string, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	c := exec.Command(self, "cache", "serve", "--config", s.config)
+	c.Stderr = &s.stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		return "", fmt.Errorf("start a server: %w", err)
+	}
+	s.process = c
+	if lines := bufio.NewScanner(out); lines.Scan() {
+		return lines.Text(), nil
+	}
+	return "", fmt.Errorf("the server did not begin: %w: %s", s.process.Wait(),
+		bytes.TrimSpace(s.stderr.Bytes()))
+}
+
+// remove ends the process if it has not ended, and removes the files.
+func (s *ownServer) remove() error {
+	if s.process != nil && s.process.ProcessState == nil {
+		_ = s.process.Process.Kill()
+		_ = s.process.Wait()
+	}
+	_ = os.Remove(s.memory)
+	return os.RemoveAll(s.dir)
 }

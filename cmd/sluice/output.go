@@ -29,6 +29,9 @@ func printJSON(w io.Writer, v any) error {
 	return nil
 }
 
+// size is a number of bytes, which a table rounds.
+type size uint64
+
 // printRows writes a table for people, or each row as a JSON object on a line of its own. Sizes are
 // rounded in the table, and names are what a terminal can be given.
 func printRows(w io.Writer, asJSON bool, columns []string, rows [][]any) error {
@@ -41,6 +44,8 @@ func printRows(w io.Writer, asJSON bool, columns []string, rows [][]any) error {
 		for k, v := range row {
 			object[columns[k]] = v
 			switch v := v.(type) {
+			case nil: // there is none
+				fmt.Fprint(t, "-\t")
 			case size:
 				fmt.Fprint(t, figures.RoundSize(uint64(v)), "\t")
 			case string:

@@ -71,6 +71,8 @@ type memory struct {
 	data    []byte
 	found   string // why the content of the file was not used; empty: it was, or there was none
 	old     bool   // the content is of a process before
+
+	basePages bool // it is new, and not all of it got huge pages
 }
 
 // header fields, by offset
@@ -126,7 +128,7 @@ func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error
 			return nil, err
 		}
 	}
-	if err := m.reserve(); err != nil {
+	if err := m.reserve(ctx); err != nil {
 		return nil, err
 	}
 	s = m.shape
@@ -270,10 +272,13 @@ func isBlank(f *os.File) (bool, error) {
 	}
 }
 
+// gatherStep is how much is gathered between two looks at a context.
+const gatherStep = 1 << 30
+
 // reserve has the file as long as it must be, and maps it, with memory for all of it: without, a
 // store into a page that the kernel cannot find would end the process. A new one gets huge pages
-// where there are some: disks read into them at twice the rate.
-func (m *memory) reserve() error {
+// where there are some, until ctx ends: disks read into them at twice the rate.
+func (m *memory) reserve(ctx context.Context) error {
 	n := int64(m.shape.fileBytes())
 	if err := m.f.Truncate(n); err != nil {
 		return err
@@ -290,21 +295,29 @@ func (m *memory) reserve() error {
 	if m.old {
 		return nil
 	}
-	hostmem.Gather(mapped, runtime.GOMAXPROCS(0))
-	for {
-		err := unix.Fallocate(int(m.f.Fd()), 0, 0, n)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			var free unix.Statfs_t
-			_ = unix.Fstatfs(int(m.f.Fd()), &free)
-			return fmt.Errorf("find %d bytes, of which its filesystem has %d free; make the tier "+
-				"smaller or the filesystem larger: %w", n, free.Bavail*uint64(free.Bsize),
-				errors.Join(os.NewSyscallError("fallocate", err), m.f.Truncate(0)))
-		}
+	// What its filesystem has no room for is refused before any page of it is there.
+	var free unix.Statfs_t
+	err = os.NewSyscallError("fstatfs", unix.Fstatfs(int(m.f.Fd()), &free))
+	room := free.Bavail * uint64(free.Bsize)
+	if err == nil && free.Blocks > 0 && room < uint64(n) {
+		err = os.NewSyscallError("fallocate", unix.ENOSPC)
+	}
+	rest := mapped
+	for len(rest) > 0 && errors.Join(err, ctx.Err()) == nil &&
+		hostmem.Gather(rest[:min(len(rest), gatherStep)], runtime.GOMAXPROCS(0)) {
+		rest = rest[min(len(rest), gatherStep):]
+	}
+	m.basePages = len(rest) > 0 && free.Bsize < hostmem.HugeSize // which a hugetlbfs has
+	for retry := err == nil; retry; retry = errors.Is(err, unix.EINTR) {
+		err = os.NewSyscallError("fallocate", unix.Fallocate(int(m.f.Fd()), 0, 0, n))
+	}
+	if err == nil {
 		return nil
 	}
+	m.mapped = nil // a store into what is cut off would end the process
+	return fmt.Errorf("it takes %d bytes, its filesystem has %d free; make the tier smaller "+
+		"or the filesystem larger: %w", n, room, errors.Join(err, hostmem.Unmap(mapped),
+		m.f.Truncate(0)))
 }
 
 // begin writes the header of an empty file.
