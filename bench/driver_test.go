@@ -48,9 +48,7 @@ func TestDriverThatFailsIsAnErrorAndGone(t *testing.T) {
 				t.Fatalf("error %q, want %v that says %q", err, c.want, c.says)
 			}
 			d.Kill()
-			if !gone(d.PID()) {
-				t.Error("the process is still there")
-			}
+			require.True(t, gone(d.PID()), "the process is still there")
 			if _, err := d.Ask(context.Background(), Request{Do: DoOpen}, ample); err == nil {
 				t.Error("a driver that is gone answered")
 			}
@@ -77,12 +75,8 @@ func TestDriverAnswers(t *testing.T) {
 	}
 	d.Stop()
 	d.Close(ample) // a stopped one ends all the same
-	if !gone(d.PID()) {
-		t.Error("the process is still there")
-	}
-	if d.CPU() != 0 {
-		t.Error("a process that is gone takes time of a processor")
-	}
+	require.True(t, gone(d.PID()), "the process is still there")
+	require.Zero(t, d.CPU(), "a process that is gone takes time of a processor")
 }
 
 func TestAskEndsWithItsContext(t *testing.T) {
@@ -106,10 +100,8 @@ func TestThinKeepsABoundedShare(t *testing.T) {
 			t.Errorf("of %d samples %d are kept", n, len(kept))
 		}
 		for i := 1; i < len(kept); i++ {
-			if kept[i]-kept[i-1] != kept[min(1, len(kept)-1)] {
-				t.Fatalf("of %d samples not every so many is kept: %d after %d", n, kept[i],
-					kept[i-1])
-			}
+			require.EqualValues(t, kept[min(1, len(kept)-1)], kept[i]-kept[i-1],
+				"of %d samples not every so many is kept: %d after %d", n, kept[i], kept[i-1])
 		}
 	}
 }

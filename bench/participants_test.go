@@ -58,9 +58,7 @@ func TestParticipantsOfEachLane(t *testing.T) {
 				}
 			}
 		}
-		if !slices.Equal(names, want) {
-			t.Errorf("lane %s has %v, want %v", lane, names, want)
-		}
+		require.Equal(t, want, names)
 		without := all
 		without.Python = nil
 		if list := Participants(lane, without); len(list) != len(want)-scripted ||

@@ -64,9 +64,7 @@ func TestOursFromPythonMovesBytes(t *testing.T) {
 				if err == nil {
 					err = pair.check(context.Background(), &shape, local[0], remote[0], 1)
 				}
-				if err != nil {
-					t.Errorf("%s: %v", &shape, err)
-				}
+				require.NoError(t, err, "%s", &shape)
 			}
 			if a, _, err := pair.ping(context.Background(), 3); err != nil || len(a.Samples) != 3 {
 				t.Errorf("messages: %+v, %v", a, err)
@@ -96,9 +94,7 @@ func TestPythonLoopMovesBytesAndCountsTime(t *testing.T) {
 	report, err := Run(context.Background(), []Participant{p}, o)
 	require.NoError(t, err)
 	rows := rowsOf(report, "fake", KindTransfer)
-	if want := len(Shapes(o.Memory, true)); len(rows) != want {
-		t.Fatalf("%d rows for %d shapes: %+v", len(rows), want, rows)
-	}
+	require.Len(t, rows, len(Shapes(o.Memory, true)), "rows for shapes: %+v", rows)
 	for _, row := range rows {
 		if row.Reason != "" || row.GBps <= 0 || row.P50us <= 0 || row.CPUPerGB <= 0 {
 			t.Errorf("%+v", row)

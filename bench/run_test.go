@@ -44,9 +44,7 @@ func TestRunMakesRowsOfWhateverHappens(t *testing.T) {
 	shapes := Shapes(4<<20, true)
 	for _, peer := range []string{"ours", "theirs"} {
 		rows := rowsOf(report, peer, KindTransfer)
-		if len(rows) != len(shapes) {
-			t.Fatalf("%s has %d rows for %d shapes", peer, len(rows), len(shapes))
-		}
+		require.Len(t, rows, len(shapes), "%s has rows for shapes", peer)
 		for i, row := range rows {
 			if row.Shape != shapes[i] || row.Reason != "" || row.GBps <= 0 || row.P50us <= 0 ||
 				row.P99us < row.P50us || row.Rounds != 2 || row.Ops < 2 {
@@ -54,9 +52,8 @@ func TestRunMakesRowsOfWhateverHappens(t *testing.T) {
 			}
 		}
 		for _, kind := range []string{KindIdle, KindPing} {
-			if rows := rowsOf(report, peer, kind); len(rows) != 1 {
-				t.Errorf("%s: %d rows of kind %s", peer, len(rows), kind)
-			}
+			require.Len(t, rowsOf(report, peer, kind), 1, "%s: rows of kind %s", peer,
+				kind)
 		}
 	}
 	wantReasons(t, report, len(shapes))
@@ -74,18 +71,16 @@ func wantReasons(t *testing.T, report *Report, shapes int) {
 			t.Errorf("liar: %+v", row)
 		}
 	}
-	if rows := rowsOf(report, "liar", KindTransfer); len(rows) != shapes {
-		t.Errorf("the liar has %d rows for %d shapes", len(rows), shapes)
-	}
+	require.Len(t, rowsOf(report, "liar", KindTransfer), shapes,
+		"the liar has rows for shapes")
 	rows := rowsOf(report, "crasher", KindTransfer) // which is opened anew, a few times
 	if last := rows[len(rows)-1]; !strings.Contains(last.Reason, "3 times") ||
 		rows[0].Reason != "" || len(rows) < 6 {
 		t.Errorf("crasher: %+v", rows)
 	}
 	for _, row := range rowsOf(report, "refuser", KindTransfer) {
-		if refused := strings.Contains(row.Reason, "more pieces"); refused != (row.Batch > 1) {
-			t.Errorf("refuser: %+v", row)
-		}
+		require.EqualValues(t, (row.Batch > 1), strings.Contains(row.Reason, "more pieces"),
+			"refuser: %+v", row)
 	}
 	for peer, reason := range map[string]string{"absent": "no library", "dead": "no such device",
 		"missing": "not there"} {
@@ -107,9 +102,7 @@ func wantReadable(t *testing.T, report *Report) {
 	}
 	require.NoError(t, report.Text(&text))
 	for _, row := range report.Rows {
-		if !strings.Contains(text.String(), row.Peer) {
-			t.Errorf("the text does not name %s", row.Peer)
-		}
+		require.Contains(t, text.String(), row.Peer)
 	}
 }
 
@@ -137,14 +130,10 @@ func TestRunWhoseTimeEndsSaysWhatItLeftOut(t *testing.T) {
 	report, err := Run(context.Background(), []Participant{fake(t, "ours", "good", Host)}, o)
 	require.NoError(t, err)
 	rows := rowsOf(report, "ours", KindTransfer)
-	if want := len(Shapes(o.Memory, true)); len(rows) != want {
-		t.Errorf("%d rows for %d shapes", len(rows), want)
-	}
+	require.Len(t, rows, len(Shapes(o.Memory, true)), "rows for shapes")
 	rows = append(rows, rowsOf(report, "ours", KindPing)...)
 	for _, row := range rows {
-		if row.Reason != errLate.Error() {
-			t.Errorf("%+v", row)
-		}
+		require.EqualValues(t, errLate.Error(), row.Reason, "%+v", row)
 	}
 }
 
@@ -170,13 +159,9 @@ func TestFileLaneHasShapesAlone(t *testing.T) {
 	report, err := Run(context.Background(), []Participant{p}, o)
 	require.NoError(t, err)
 	rows := rowsOf(report, "ours", KindTransfer)
-	if len(rows) != len(FileShapes(o.Memory, true)) {
-		t.Fatalf("%d rows", len(rows))
-	}
+	require.Len(t, rows, len(FileShapes(o.Memory, true)), "rows")
 	for _, row := range rows { // the fake keeps no file
-		if !strings.Contains(row.Reason, "keeps no file") {
-			t.Errorf("%+v", row)
-		}
+		require.Contains(t, row.Reason, "keeps no file")
 	}
 	if len(report.Rows) != len(rows)+1 || len(rowsOf(report, "ours", KindIdle)) != 1 {
 		t.Errorf("more than transfers: %+v", report.Rows)

@@ -66,9 +66,7 @@ func TestPlacesOfEachKind(t *testing.T) {
 					room := []uint64{here, there}[i]
 					taken := map[int32]int{} // by thread
 					for l, list := range side {
-						if len(list) != s.Batch {
-							t.Fatalf("%d pieces", len(list))
-						}
+						require.EqualValues(t, s.Batch, len(list), "pieces")
 						seen := map[int32]bool{}
 						for _, slot := range list {
 							by, ok := taken[slot]

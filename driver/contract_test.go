@@ -11,14 +11,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // TestDescLayout holds Desc to what crosses into C: 32 bytes without a pointer.
 func TestDescLayout(t *testing.T) {
 	d := reflect.TypeFor[Desc]()
-	if d.Size() != 32 {
-		t.Errorf("Desc has %d bytes", d.Size())
-	}
+	require.EqualValues(t, 32, d.Size(), "Desc has bytes")
 	for i := range d.NumField() {
 		switch f := d.Field(i); f.Type.Kind() {
 		case reflect.Uint32, reflect.Uint64:
@@ -191,26 +191,20 @@ func TestBatchCheck(t *testing.T) {
 		"unknown tail": {b: Batch{Op: Write, Tail: 9}, want: ErrNotSupported},
 		"nothing":      {b: Batch{Op: Write}, want: ErrBounds},
 	} {
-		if err := c.b.Check(all); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.ErrorIs(t, c.b.Check(all), c.want, "%s", name)
 		if err := c.b.Check(all &^ c.need); c.need != 0 && !errors.Is(err, ErrNotSupported) {
 			t.Errorf("%s without its bit: %v", name, err)
 		}
 	}
 	b := Batch{Op: Write, Pattern: nest}
-	if n := testing.AllocsPerRun(100, func() { _ = b.Check(CanPattern) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	require.Zero(t, testing.AllocsPerRun(100, func() { _ = b.Check(CanPattern) }), "allocations")
 }
 
 type pages struct{ Shared }
 
 func TestSegment(t *testing.T) {
 	s := Segment{Kind: DRAM, Mem: make([]byte, 100), Len: 100, Shared: pages{}, SharedOff: 7}
-	if err := s.Check(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, s.Check())
 	part, err := s.Slice(10, 20, [16]byte{1})
 	if err != nil || part.Len != 20 || len(part.Mem) != 20 || cap(part.Mem) != 20 ||
 		part.SharedOff != 17 || part.Secret[0] != 1 {
@@ -221,9 +215,7 @@ func TestSegment(t *testing.T) {
 		t.Errorf("device address %d", hbm.Addr)
 	}
 	whole := Segment{Kind: HBM, Addr: 0x10000, Len: 100, DMABuf: &DMABuf{FD: 3, Offset: 4096}}
-	if err := whole.Check(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, whole.Check())
 	if hbm, _ := whole.Slice(10, 20, [16]byte{}); *hbm.DMABuf != (DMABuf{3, 4106}) ||
 		whole.DMABuf.Offset != 4096 || hbm.Check() != nil {
 		t.Errorf("the dma-buf of a slice is %+v, of the whole %+v", hbm.DMABuf, whole.DMABuf)
@@ -248,13 +240,10 @@ func TestSegment(t *testing.T) {
 			DMABuf: &DMABuf{Offset: math.MaxUint64 - 4095}},
 		"dma-buf within a page": {Kind: HBM, Addr: 4096, Len: 1, DMABuf: &DMABuf{Offset: 1}},
 	} {
-		if err := bad.Check(); !errors.Is(err, ErrBounds) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.ErrorIs(t, bad.Check(), ErrBounds, "%s", name)
 	}
-	if err := (&Segment{Kind: 9, Len: 1}).Check(); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("an unknown kind: %v", err)
-	}
+	require.ErrorIs(t, (&Segment{Kind: 9, Len: 1}).Check(), errors.ErrUnsupported,
+		"an unknown kind")
 }
 
 func TestCaps(t *testing.T) {
@@ -263,13 +252,9 @@ func TestCaps(t *testing.T) {
 		p.Local() != KindsOf(DRAM, File) {
 		t.Errorf("pairs %v", p)
 	}
-	if got := KindsOf(DRAM, HBM, File).String(); got != "dram,hbm,file" {
-		t.Errorf("kinds are %q", got)
-	}
+	require.Equal(t, "dram,hbm,file", KindsOf(DRAM, HBM, File).String(), "kinds are")
 	c := Cost{Setup: time.Microsecond, PerPiece: 10, Rate: 1e9}
-	if got := c.Estimate(100, 1000); got != 3*time.Microsecond {
-		t.Errorf("estimated %v", got)
-	}
+	require.EqualValues(t, 3*time.Microsecond, c.Estimate(100, 1000), "estimated")
 	if got := (Cost{Rate: 1e-300}).Estimate(1, math.MaxUint64); got <= 0 {
 		t.Errorf("estimated %v for ever", got)
 	}

@@ -118,9 +118,7 @@ func lostPeerEndsWhoWaits(t *testing.T) {
 	check(t, tr.Add(local, 0, remote(t, p, "local"), 1<<15, 1))
 	check(t, tr.Post())
 	time.AfterFunc(20*time.Millisecond, func() { close(dead); peer.lose() })
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrPeerLost) {
-		t.Errorf("got %v, want ErrPeerLost", err)
-	}
+	require.ErrorIs(t, tr.Wait(within(t)), ErrPeerLost)
 }
 
 // TestRoomThatComesWhileAnotherSubmits has room come while a goroutine that drains the backlog

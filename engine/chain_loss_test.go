@@ -21,15 +21,14 @@ func TestLocalConnectionIsRenewed(t *testing.T) {
 }
 
 func localConnectionIsRenewed(t *testing.T) {
-	wire, err := mem.New(mem.Config{})
-	require.NoError(t, err)
+	wire := newMem(t)
 	d := newDevice(t, "device", driver.HBM)
 	d.hung = true
 	b := open(t, "b", func(c *Config) {
 		c.Backends, c.AbortGrace = []driver.Backend{wire, d}, 50*time.Millisecond
 	})
 	seg, _ := d.alloc(t, 1<<20)
-	_, err = b.Register("hbm", seg)
+	_, err := b.Register("hbm", seg)
 	require.NoError(t, err)
 	a, c := newHost(t, "a"), newHost(t, "c")
 	first, second := transfer(t, connect(t, a.e, b), Write), transfer(t, connect(t, c.e, b), Write)

@@ -4,7 +4,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -46,12 +45,8 @@ func TestCloseBesideConnect(t *testing.T) {
 	_ = e.Stats()
 	eventually(t, "Close beside Connect", func() { check(t, e.Close()) })
 	close(closed)
-	if err := <-outcome; !errors.Is(err, ErrClosed) {
-		t.Errorf("a connection came of it: %v", err)
-	}
-	if n := e.Stats().Peers; n != 0 {
-		t.Errorf("%d peers are left", n)
-	}
+	require.ErrorIs(t, <-outcome, ErrClosed, "a connection came of it")
+	require.Zero(t, e.Stats().Peers)
 }
 
 // TestCloseOfABrokenBackend has transfers that no backend ever ends: who waits is
@@ -69,18 +64,12 @@ func closeOfABrokenBackend(t *testing.T) {
 	eventually(t, "Close", func() { _ = p.e.Close() })
 	select {
 	case err := <-waited:
-		if !errors.Is(err, ErrClosed) {
-			t.Errorf("outcome: %v", err)
-		}
+		require.ErrorIs(t, err, ErrClosed, "outcome")
 	case <-time.After(limit):
 		t.Fatal("Wait outlives the engine")
 	}
-	if err := tr.Abort(within(t)); err == nil {
-		t.Error("Abort claims a proof that nobody gave")
-	}
-	if err := tr.Post(); !errors.Is(err, ErrClosed) {
-		t.Errorf("posted on a closed engine: %v", err)
-	}
+	require.Error(t, tr.Abort(within(t)), "Abort claims a proof that nobody gave")
+	require.ErrorIs(t, tr.Post(), ErrClosed, "posted on a closed engine")
 }
 
 // TestPeerCloseAsksAgain a backend that has not ended its connection: nil says that all have.
@@ -158,9 +147,7 @@ func TestEveryCloseWaits(t *testing.T) {
 	}
 	close(goOn)
 	eventually(t, "Close", all.Wait)
-	if n := len(begun); n != 0 {
-		t.Errorf("the memory was revoked %d more times", n)
-	}
+	require.Empty(t, begun, "the memory was revoked once more")
 }
 
 // TestEachCloseSaysThatNothingIsProved has a second Close beside the first, and a third after it: a
@@ -211,9 +198,7 @@ func TestAfterClose(t *testing.T) {
 		"transfer": tr.Close(),
 		"engine":   a.Close(), "region": dst.Close(), "listed region": src.Close(),
 	} {
-		if err != nil {
-			t.Errorf("close %s: %v", what, err)
-		}
+		require.NoError(t, err, "close %s", what)
 	}
 	for what, err := range map[string]error{
 		"notify": p.Notify(within(t), nil), "connect": second(a.Connect(within(t), description)),
@@ -221,9 +206,7 @@ func TestAfterClose(t *testing.T) {
 		"transfer": second(a.NewTransfer(p, Write, Route{})),
 		"dial":     second(a.Dial(within(t), "unix", "/nonexistent/socket")),
 	} {
-		if !errors.Is(err, ErrClosed) {
-			t.Errorf("%s on a closed engine: %v", what, err)
-		}
+		require.ErrorIs(t, err, ErrClosed, "%s on a closed engine", what)
 	}
 }
 
@@ -232,9 +215,8 @@ func TestOpenWithAClosedBackend(t *testing.T) {
 	b, err := mem.New(mem.Config{})
 	check(t, err)
 	check(t, b.Close())
-	if _, err := Open(Config{Backends: []Backend{b}}); !errors.Is(err, ErrClosed) {
-		t.Errorf("open with a closed backend: %v", err)
-	}
+	require.ErrorIs(t, second(Open(Config{Backends: []Backend{b}})), ErrClosed,
+		"open with a closed backend")
 }
 
 func second[T any](_ T, err error) error { return err }

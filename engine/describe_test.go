@@ -63,9 +63,7 @@ func TestDescribeFollowsWhatIsRegistered(t *testing.T) {
 	b, err = e.Register("b", b.Segment())
 	check(t, err)
 	describes(t, e, "a", "b", "c")
-	if _, err := e.Register("b", b.Segment()); !errors.Is(err, ErrBusy) {
-		t.Errorf("a name that is taken: %v", err)
-	}
+	require.ErrorIs(t, second(e.Register("b", b.Segment())), ErrBusy, "a name that is taken")
 	describes(t, e, "a", "b", "c")
 }
 
@@ -84,9 +82,8 @@ func TestDescribeAfterTheEpochHasEnded(t *testing.T) {
 		check(t, err)
 		after, err := e.Describe()
 		check(t, err)
-		if slices.Equal(before, after) {
-			t.Fatal("the description is that of the region that was closed")
-		}
+		require.False(t, slices.Equal(before, after),
+			"the description is that of the region that was closed")
 		check(t, old.Refresh(before))
 		if err := readOnce(t, old, src); !errors.Is(err, ErrRevoked) &&
 			!errors.Is(err, driver.ErrBadToken) {
@@ -238,9 +235,7 @@ func TestImportIsTriedAgain(t *testing.T) {
 			return nil
 		}
 		p, r, m := overFake(t, f, limit)
-		if err := transfer(t, p, Write).Add(r, 0, m, 0, 1); !errors.Is(err, c.err) {
-			t.Errorf("the first time: %v, want %v", err, c.err)
-		}
+		require.ErrorIs(t, transfer(t, p, Write).Add(r, 0, m, 0, 1), c.err, "the first time")
 		err := transfer(t, p, Write).Add(r, 0, m, 0, 1)
 		if tries != c.tries || (err == nil) != (tries == 2) {
 			t.Errorf("after %v: tried %d times, then %v", c.err, tries, err)
@@ -280,16 +275,12 @@ func selfIsRenewed(t *testing.T) {
 	tr := transfer(t, p, Write)
 	scattered(t, tr, r, m, 1)
 	check(t, tr.Post())
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrTimeout) {
-		t.Errorf("got %v", err)
-	}
+	require.ErrorIs(t, tr.Wait(within(t)), ErrTimeout)
 	<-p.Lost()
 	q, err := p.e.Self()
 	check(t, err)
 	check(t, transfer(t, q, Write).Add(r, 0, remote(t, q, "r"), 0, 1))
-	if n := p.e.Stats().Peers; n != 1 {
-		t.Errorf("%d peers are known", n)
-	}
+	require.EqualValues(t, 1, p.e.Stats().Peers, "peers are known")
 	if names := q.Remotes(); len(names) != 1 || names[0] != "r" {
 		t.Errorf("the own regions are %q", names)
 	}

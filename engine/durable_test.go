@@ -9,7 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
@@ -47,12 +48,11 @@ func durable(t testing.TB, p *Peer) *Transfer {
 func TestDurable(t *testing.T) {
 	testkit.CheckLeaks(t, hostmem.InUse)
 	d, hbm := newDisk(t), newDevice(t, "device", driver.HBM)
-	wire, err := mem.New(mem.Config{})
-	check(t, err)
+	wire := newMem(t)
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{wire, hbm, d} })
 	src := register(t, e, "src", 3<<20)
 	seg, file := d.alloc(t, 3<<20)
-	_, err = e.Register("file", seg)
+	_, err := e.Register("file", seg)
 	check(t, err)
 	seg, there := hbm.alloc(t, 3<<20)
 	fromHBM, err := e.Register("hbm", seg)
@@ -70,9 +70,7 @@ func TestDurable(t *testing.T) {
 	check(t, tr.Notify([]byte("there")))
 	run(t, tr)
 	d.wrote(t, "from DRAM", 1<<20+50)
-	if !bytes.Equal(file[100:][:1<<20], src.Bytes()[:1<<20]) {
-		t.Error("other bytes have come")
-	}
+	require.True(t, bytes.Equal(file[100:][:1<<20], src.Bytes()[:1<<20]), "other bytes have come")
 	if n := <-e.Notifications(); string(n.Data) != "there" {
 		t.Errorf("the message reads %q", n.Data)
 	}
@@ -81,9 +79,8 @@ func TestDurable(t *testing.T) {
 	check(t, tr.Add(fromHBM, 5, m, 0, 2<<20)) // a chain within the engine
 	run(t, tr)
 	d.wrote(t, "from a device", 2<<20)
-	if !bytes.Equal(file[:2<<20], there[5:][:2<<20]) {
-		t.Error("other bytes have come from the device")
-	}
+	require.True(t, bytes.Equal(file[:2<<20], there[5:][:2<<20]),
+		"other bytes have come from the device")
 
 	tr = transfer(t, p, Write)
 	check(t, tr.Add(src, 0, m, 0, 77))
@@ -98,14 +95,8 @@ func TestDurable(t *testing.T) {
 func TestDurableFar(t *testing.T) {
 	testkit.CheckLeaks(t, hostmem.InUse)
 	d := newDisk(t)
-	wires := [2]driver.Backend{}
-	for i := range wires {
-		b, err := mem.New(mem.Config{})
-		check(t, err)
-		wires[i] = b
-	}
-	a := open(t, "a", func(c *Config) { c.Backends = []driver.Backend{wires[0]} })
-	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{wires[1], d} })
+	a := open(t, "a", func(c *Config) { c.Backends = []driver.Backend{newMem(t)} })
+	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{newMem(t), d} })
 	src := register(t, a, "src", 5<<20)
 	seg, file := d.alloc(t, 5<<20)
 	_, err := b.Register("file", seg)
@@ -119,9 +110,7 @@ func TestDurableFar(t *testing.T) {
 		RemoteBase: 4<<20 + 3, RemoteStride: 100}))
 	run(t, tr)
 	d.wrote(t, "to a file of a peer", 4<<20+900)
-	if !bytes.Equal(file[3:][:4<<20], src.Bytes()[:4<<20]) {
-		t.Error("other bytes have come")
-	}
+	require.True(t, bytes.Equal(file[3:][:4<<20], src.Bytes()[:4<<20]), "other bytes have come")
 	tr = transfer(t, p, Write)
 	check(t, tr.Add(src, 0, m, 0, 1000))
 	run(t, tr)
@@ -134,14 +123,8 @@ func TestDurableFar(t *testing.T) {
 func TestDurableRefused(t *testing.T) {
 	testkit.CheckLeaks(t, hostmem.InUse)
 	plain := newDevice(t, "disk", driver.File) // a peer's, that does not say when
-	wires := [2]driver.Backend{}
-	for i := range wires {
-		b, err := mem.New(mem.Config{})
-		check(t, err)
-		wires[i] = b
-	}
-	a := open(t, "a", func(c *Config) { c.Backends = []driver.Backend{wires[0]} })
-	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{wires[1], plain} })
+	a := open(t, "a", func(c *Config) { c.Backends = []driver.Backend{newMem(t)} })
+	b := open(t, "b", func(c *Config) { c.Backends = []driver.Backend{newMem(t), plain} })
 	src, _ := register(t, a, "src", 1<<20), register(t, b, "dram", 1<<20)
 	own := register(t, b, "own", 1<<20)
 	seg, file := plain.alloc(t, 1<<20)
@@ -150,9 +133,8 @@ func TestDurableRefused(t *testing.T) {
 	fill(src.Bytes(), 3)
 	p := connect(t, a, b)
 
-	if _, err := a.NewTransfer(p, Read, Route{Durable: true}); !errors.Is(err, ErrNotSupported) {
-		t.Errorf("a durable read: %v", err)
-	}
+	require.ErrorIs(t, second(a.NewTransfer(p, Read, Route{Durable: true})), ErrNotSupported,
+		"a durable read")
 	tr := durable(t, p)
 	err = tr.Add(src, 0, remote(t, p, "dram"), 0, 10)
 	if !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), "mem: "+notDurable) ||
@@ -161,28 +143,17 @@ func TestDurableRefused(t *testing.T) {
 	}
 	staged, err := a.NewTransfer(p, Write, Route{Only: Staged, Durable: true})
 	check(t, err)
-	if err := staged.Add(src, 0, remote(t, p, "dram"), 0, 10); !errors.Is(err, ErrNoRoute) ||
-		!strings.Contains(err.Error(), "dram does not survive") {
-		t.Errorf("memory of a peer by a chain: %v", err)
-	}
+	wantErr(t, staged.Add(src, 0, remote(t, p, "dram"), 0, 10), ErrNoRoute, "dram does not survive")
 	check(t, staged.Close())
 
 	// what the peer has is seen when it is asked
 	check(t, tr.Add(src, 0, remote(t, p, "file"), 0, 10))
 	check(t, tr.Post())
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrNoRoute) ||
-		!strings.Contains(err.Error(), "no backend there says when") {
-		t.Errorf("a file of a peer: %v", err)
-	}
-	if !bytes.Equal(file[:10], make([]byte, 10)) {
-		t.Error("bytes have come all the same")
-	}
+	wantErr(t, tr.Wait(within(t)), ErrNoRoute, "no backend there says when")
+	require.True(t, bytes.Equal(file[:10], make([]byte, 10)), "bytes have come all the same")
 
 	self, err := b.Self()
 	check(t, err)
 	tr = durable(t, self)
-	if err := tr.Add(own, 0, remote(t, self, "file"), 0, 10); !errors.Is(err, ErrNoRoute) ||
-		!strings.Contains(err.Error(), "disk: "+notDurable) {
-		t.Errorf("a file of our own: %v", err)
-	}
+	wantErr(t, tr.Add(own, 0, remote(t, self, "file"), 0, 10), ErrNoRoute, "disk: "+notDurable)
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
@@ -38,8 +37,7 @@ func open(t testing.TB, name string, change ...func(*Config)) *Engine {
 		f(&cfg)
 	}
 	if cfg.Backends == nil {
-		b, err := mem.New(mem.Config{})
-		require.NoError(t, err)
+		b := newMem(t)
 		cfg.Backends = []driver.Backend{b}
 	}
 	e, err := Open(cfg)
@@ -116,9 +114,14 @@ func remote(t testing.TB, p *Peer, name string) *Remote {
 // check fails the test on an error.
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+}
+
+// wantErr fails the test unless err is want and says text.
+func wantErr(t testing.TB, err, want error, text string) {
+	t.Helper()
+	require.ErrorIs(t, err, want)
+	require.ErrorContains(t, err, text)
 }
 
 // put writes the first n bytes of a region.
@@ -167,61 +170,44 @@ func TestWriteThenRead(t *testing.T) {
 	check(t, w.Add(src, 1000, m, 1100, 1<<19))
 	check(t, w.Post())
 	check(t, w.Wait(within(t)))
-	if !bytes.Equal(dst.Bytes()[100:100+1000+1<<19], src.Bytes()[:1000+1<<19]) {
-		t.Error("other bytes arrived")
-	}
+	require.True(t, bytes.Equal(dst.Bytes()[100:100+1000+1<<19], src.Bytes()[:1000+1<<19]),
+		"other bytes arrived")
 	if dst.Bytes()[99] != 0 || dst.Bytes()[100+1000+1<<19] != 0 {
 		t.Error("a byte outside the range changed")
 	}
-	if len(w.groups[0].descs) != 1 {
-		t.Errorf("%d descriptors, want the two adjacent ones merged", len(w.groups[0].descs))
-	}
+	require.Len(t, w.groups[0].descs, 1,
+		"descriptors, want the two adjacent ones merged")
 
 	r := transfer(t, p, Read)
 	check(t, r.Add(back, 0, m, 100, 1000))
 	check(t, r.Post())
 	check(t, r.Wait(within(t)))
-	if !bytes.Equal(back.Bytes()[:1000], src.Bytes()[:1000]) {
-		t.Error("the read brought other bytes")
-	}
+	require.True(t, bytes.Equal(back.Bytes()[:1000], src.Bytes()[:1000]),
+		"the read brought other bytes")
 }
 
 func TestMisuse(t *testing.T) {
 	e := open(t, "one")
 	r := register(t, e, "r", 1<<16)
-	if _, err := e.Register("r", r.seg); !errors.Is(err, ErrBusy) {
-		t.Errorf("a name twice: %v", err)
-	}
+	require.ErrorIs(t, second(e.Register("r", r.seg)), ErrBusy, "a name twice")
 	p, err := e.Self()
 	check(t, err)
 	m := remote(t, p, "r")
 	tr := transfer(t, p, Write)
-	if err := tr.Post(); !errors.Is(err, ErrBounds) {
-		t.Errorf("empty post: %v", err)
-	}
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrBusy) {
-		t.Errorf("wait for an idle transfer: %v", err)
-	}
+	require.ErrorIs(t, tr.Post(), ErrBounds, "empty post")
+	require.ErrorIs(t, tr.Wait(within(t)), ErrBusy, "wait for an idle transfer")
 	for _, bad := range [][3]uint64{{0, 0, 0}, {0, 0, 1<<16 + 1}, {1, 0, 1 << 16}, {0, 1 << 16, 1},
 		{1 << 63, 0, 1 << 63}, {0, ^uint64(0), 2}} {
-		if err := tr.Add(r, bad[0], m, bad[1], bad[2]); !errors.Is(err, ErrBounds) {
-			t.Errorf("add %v: %v", bad, err)
-		}
+		require.ErrorIs(t, tr.Add(r, bad[0], m, bad[1], bad[2]), ErrBounds, "add %v", bad)
 	}
 	check(t, tr.Add(r, 0, m, 1<<15, 100))
-	if err := r.Close(); !errors.Is(err, ErrBusy) {
-		t.Errorf("close a region in use: %v", err)
-	}
+	require.ErrorIs(t, r.Close(), ErrBusy, "close a region in use")
 	check(t, tr.Post())
 	check(t, tr.Wait(within(t)))
 	check(t, tr.Post()) // made once, posted many times
 	check(t, tr.Wait(within(t)))
 	check(t, tr.Close())
-	if err := tr.Post(); !errors.Is(err, ErrClosed) {
-		t.Errorf("post after close: %v", err)
-	}
+	require.ErrorIs(t, tr.Post(), ErrClosed, "post after close")
 	check(t, r.Close())
-	if _, err := p.Remote("r"); !errors.Is(err, ErrNoRoute) {
-		t.Errorf("a region that is gone: %v", err)
-	}
+	require.ErrorIs(t, second(p.Remote("r")), ErrNoRoute, "a region that is gone")
 }

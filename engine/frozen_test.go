@@ -116,31 +116,22 @@ func TestTimedFrozenPeer(t *testing.T) {
 	kv := remote(t, p, "kv")
 	check(t, put(p, src, kv, 4))
 	check(t, testkit.Freeze(cmd.Process))
-	if err := put(p, src, kv, 6); err != nil {
-		t.Errorf("a write that needs no hand of the peer: %v", err)
-	}
+	require.NoError(t, put(p, src, kv, 6), "a write that needs no hand of the peer")
 	stuck := fillUp(p)
 
 	self, err := e.Self()
 	check(t, err)
-	if err := put(self, src, remote(t, self, "src"), 1); err != nil {
-		t.Errorf("a write to another peer: %v", err)
-	}
+	require.NoError(t, put(self, src, remote(t, self, "src"), 1), "a write to another peer")
 	outOfTime := fillUp(late)
-	if err := outOfTime[len(outOfTime)-1].Wait(within(t)); !errors.Is(err, ErrTimeout) {
-		t.Errorf("a message without room: %v", err)
-	}
+	require.ErrorIs(t, outOfTime[len(outOfTime)-1].Wait(within(t)), ErrTimeout,
+		"a message without room")
 	for _, tr := range append(stuck, outOfTime...) {
-		if err := errors.Join(tr.Abort(within(t)), tr.Close()); err != nil {
-			t.Errorf("abort: %v", err)
-		}
+		require.NoError(t, errors.Join(tr.Abort(within(t)), tr.Close()), "abort")
 	}
 	stuck = fillUp(p)
 	w := transfer(t, p, Write)
 	check(t, errors.Join(w.Add(src, 0, kv, 0, 1<<20), w.Notify(nil), w.Post()))
-	if err := e.Close(); err != nil {
-		t.Errorf("close: %v", err)
-	}
+	require.NoError(t, e.Close(), "close")
 	for _, tr := range append(stuck, w) {
 		if err := tr.Wait(within(t)); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a message after the ring was full: %v", err)

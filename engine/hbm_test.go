@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
@@ -69,12 +70,10 @@ func TestDMABufOfARegion(t *testing.T) {
 	check(t, l.Revoke(within(t)))
 	own := r.Segment().DMABuf
 	check(t, r.Close())
-	if _, err := hostmem.DupDMABuf(own); !errors.Is(err, unix.EBADF) {
-		t.Errorf("the region is closed, its descriptor is not: %v", err)
-	}
-	if _, err := r.registerPart(r.Segment()); !errors.Is(err, ErrClosed) {
-		t.Errorf("a part of a region that is closed: %v", err)
-	}
+	require.ErrorIs(t, second(hostmem.DupDMABuf(own)), unix.EBADF,
+		"the region is closed, its descriptor is not")
+	require.ErrorIs(t, second(r.registerPart(r.Segment())), ErrClosed,
+		"a part of a region that is closed")
 }
 
 // TestDMABufOfNoRegion leaves no descriptor behind where nothing was registered.
@@ -88,11 +87,8 @@ func TestDMABufOfNoRegion(t *testing.T) {
 	if _, err := e.Register("hbm", seg); !errors.Is(err, ErrNotSupported) || len(f.bufs) != 1 {
 		t.Errorf("%v, %d registrations", err, len(f.bufs))
 	}
-	if _, err := hostmem.DupDMABuf(&f.bufs[0]); !errors.Is(err, unix.EBADF) {
-		t.Errorf("the engine keeps a descriptor: %v", err)
-	}
+	require.ErrorIs(t, second(hostmem.DupDMABuf(&f.bufs[0])), unix.EBADF,
+		"the engine keeps a descriptor")
 	check(t, unix.Close(fd))
-	if _, err := e.Register("hbm", seg); !errors.Is(err, ErrBounds) {
-		t.Errorf("a descriptor that is closed: %v", err)
-	}
+	require.ErrorIs(t, second(e.Register("hbm", seg)), ErrBounds, "a descriptor that is closed")
 }

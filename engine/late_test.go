@@ -22,9 +22,7 @@ import (
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not after %v", what, limit)
-		}
+		require.False(t, time.Now().After(end), "%s: not after %v", what, limit)
 	}
 }
 

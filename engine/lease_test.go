@@ -39,9 +39,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("leased %d bytes of %q", m.Size(), m.Name())
 	}
 	tr := transfer(t, p, Write)
-	if err := tr.Add(src, 0, m, 1, 8192); !errors.Is(err, ErrBounds) {
-		t.Errorf("past the lease: %v", err)
-	}
+	require.ErrorIs(t, tr.Add(src, 0, m, 1, 8192), ErrBounds, "past the lease")
 	check(t, tr.Add(src, 0, m, 0, 8192))
 	check(t, tr.Post())
 	check(t, tr.Wait(within(t)))
@@ -49,18 +47,14 @@ func TestLease(t *testing.T) {
 		pool.Bytes()[4096+8192] != 0 {
 		t.Error("the leased range does not hold what was written")
 	}
-	if err := pool.Close(); !errors.Is(err, ErrBusy) {
-		t.Errorf("closing a region with a lease: %v", err)
-	}
+	require.ErrorIs(t, pool.Close(), ErrBusy, "closing a region with a lease")
 
 	check(t, l.Revoke(within(t)))
 	check(t, l.Revoke(within(t)))
 	<-l.Revoked()
 	clear(pool.Bytes())
 	check(t, tr.Post())
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrRevoked) {
-		t.Errorf("write after Revoke: %v", err)
-	}
+	require.ErrorIs(t, tr.Wait(within(t)), ErrRevoked, "write after Revoke")
 	if bytes.ContainsFunc(pool.Bytes(), func(r rune) bool { return r != 0 }) {
 		testkit.ErrorBroken(t, "bytes landed after Revoke")
 	}
@@ -86,12 +80,8 @@ func leaseExpires(t *testing.T) {
 	case <-time.After(limit):
 		t.Fatal("the lease did not end by its time")
 	}
-	if _, err := p.Import(l.Token()); err == nil {
-		t.Error("an expired lease was imported")
-	}
-	if n := owner.Stats().Leases; n != 0 {
-		t.Errorf("%d leases are left", n)
-	}
+	require.Error(t, second(p.Import(l.Token())), "an expired lease was imported")
+	require.Zero(t, owner.Stats().Leases, "leases are left")
 }
 
 func TestReadOnlyLease(t *testing.T) {
@@ -103,16 +93,12 @@ func TestReadOnlyLease(t *testing.T) {
 	check(t, err)
 	m, err := p.Import(l.Token())
 	check(t, err)
-	if err := transfer(t, p, Write).Add(local, 0, m, 0, 1); !errors.Is(err, driver.ErrReadOnly) {
-		t.Errorf("write: %v", err)
-	}
+	require.ErrorIs(t, transfer(t, p, Write).Add(local, 0, m, 0, 1), driver.ErrReadOnly, "write")
 	tr := transfer(t, p, Read)
 	check(t, tr.Add(local, 0, m, 0, 4096))
 	check(t, tr.Post())
 	check(t, tr.Wait(within(t)))
-	if !bytes.Equal(local.Bytes()[:4096], pool.Bytes()[:4096]) {
-		t.Error("other bytes were read")
-	}
+	require.True(t, bytes.Equal(local.Bytes()[:4096], pool.Bytes()[:4096]), "other bytes were read")
 }
 
 func TestForeignAndBrokenTokens(t *testing.T) {
@@ -123,26 +109,19 @@ func TestForeignAndBrokenTokens(t *testing.T) {
 	check(t, err)
 	token := l.Token()
 	p := connect(t, holder, other)
-	if _, err := p.Import(token); !errors.Is(err, driver.ErrBadToken) {
-		t.Errorf("the lease of another engine: %v", err)
-	}
+	require.ErrorIs(t, second(p.Import(token)), driver.ErrBadToken, "the lease of another engine")
 	q := connect(t, holder, owner)
 	for n := range token {
-		if _, err := q.Import(token[:n]); !errors.Is(err, ErrCorrupt) {
-			t.Fatalf("token cut to %d bytes: %v", n, err)
-		}
+		require.ErrorIs(t, second(q.Import(token[:n])), ErrCorrupt, "token cut to %d bytes", n)
 	}
 	for i := range token {
 		bad := bytes.Clone(token)
 		bad[i] ^= 0x10
-		if _, err := q.Import(bad); err == nil {
-			t.Fatalf("token with byte %d altered was accepted", i)
-		}
+		require.Error(t, second(q.Import(bad)), "token with byte %d altered was accepted", i)
 	}
 	for _, bad := range [][2]uint64{{0, 0}, {0, 1<<16 + 1}, {1 << 16, 1}, {^uint64(0), 2}} {
-		if _, err := pool.Lease(bad[0], bad[1], LeaseOptions{}); !errors.Is(err, ErrBounds) {
-			t.Errorf("lease of %v: %v", bad, err)
-		}
+		require.ErrorIs(t, second(pool.Lease(bad[0], bad[1], LeaseOptions{})), ErrBounds,
+			"lease of %v", bad)
 	}
 }
 
@@ -171,9 +150,7 @@ func revokeWaitsNoLongerThanItsContext(t *testing.T) {
 	go func() { second <- l.Revoke(ctx) }()
 	select {
 	case err := <-second:
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
-		}
+		require.ErrorIs(t, err, context.DeadlineExceeded)
 	case <-time.After(limit):
 		t.Error("Revoke outlives its context")
 	}
@@ -192,9 +169,7 @@ func TestRemoteInUse(t *testing.T) {
 	check(t, err)
 	tr := transfer(t, p, Write)
 	check(t, tr.Add(src, 0, m, 0, 64))
-	if err := m.Close(); !errors.Is(err, ErrBusy) {
-		t.Errorf("close of a remote that a transfer lists: %v", err)
-	}
+	require.ErrorIs(t, m.Close(), ErrBusy, "close of a remote that a transfer lists")
 	check(t, tr.Reset())
 	check(t, m.Close())
 	check(t, l.Revoke(within(t)))

@@ -32,29 +32,6 @@ func next(t testing.TB, e *Engine) Notification {
 	}
 }
 
-func TestNotificationFollowsItsData(t *testing.T) {
-	a, b := open(t, "a"), open(t, "b")
-	src, dst := register(t, a, "src", 1<<20), register(t, b, "dst", 1<<20)
-	p, back := connect(t, a, b), connect(t, b, a)
-	tr := transfer(t, p, Write)
-	check(t, tr.Add(src, 0, remote(t, p, "dst"), 0, 1<<20))
-	message := make([]byte, 4)
-	check(t, tr.Notify(message))
-	for i := range 50 {
-		binary.LittleEndian.PutUint32(message, uint32(i))
-		fill(src.Bytes(), byte(i))
-		check(t, tr.Post())
-		n := next(t, b)
-		if n.Peer != back || n.Backend != "mem" || binary.LittleEndian.Uint32(n.Data) != uint32(i) {
-			t.Fatalf("round %d: %+v", i, n)
-		}
-		if !bytes.Equal(dst.Bytes(), src.Bytes()) {
-			t.Fatalf("round %d: the message came before its data", i)
-		}
-		check(t, tr.Wait(within(t)))
-	}
-}
-
 func TestNotifyAlone(t *testing.T) {
 	a, b := open(t, "a"), open(t, "b")
 	p := connect(t, a, b)
@@ -62,17 +39,14 @@ func TestNotifyAlone(t *testing.T) {
 	fill(long, 9)
 	for _, msg := range [][]byte{[]byte("hello"), {}, bytes.Repeat([]byte("x"), 64<<10), long} {
 		check(t, p.Notify(within(t), msg))
-		if n := next(t, b); n.Peer != nil || !bytes.Equal(n.Data, msg) {
-			t.Errorf("%d bytes arrived of %d, from %v", len(n.Data), len(msg), n.Peer)
+		if n := next(t, b); n.Peer != nil || n.Backend != "mem" || !bytes.Equal(n.Data, msg) {
+			t.Errorf("%d bytes arrived of %d, from %v by %s", len(n.Data), len(msg), n.Peer,
+				n.Backend)
 		}
 	}
-	if err := p.Notify(within(t), make([]byte, 16<<20+1)); !errors.Is(err, ErrBounds) {
-		t.Errorf("a message too long: %v", err)
-	}
+	require.ErrorIs(t, p.Notify(within(t), make([]byte, 16<<20+1)), ErrBounds, "a message too long")
 	check(t, p.Close())
-	if err := p.Notify(within(t), []byte("late")); !errors.Is(err, ErrPeerLost) {
-		t.Errorf("notify after close: %v", err)
-	}
+	require.ErrorIs(t, p.Notify(within(t), []byte("late")), ErrPeerLost, "notify after close")
 	if n := next(t, b); !errors.Is(n.Err, ErrPeerLost) {
 		t.Errorf("the last word of a peer: %+v", n)
 	}
@@ -112,9 +86,8 @@ func nobodyReads(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if err := transfers[total-1].Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("the last of %d messages went out though nobody reads: %v", total, err)
-	}
+	require.ErrorIs(t, transfers[total-1].Wait(ctx), context.DeadlineExceeded,
+		"the last of %d messages went out though nobody reads", total)
 	for i := range total {
 		if n := next(t, b); binary.LittleEndian.Uint32(n.Data) != uint32(i) {
 			t.Fatalf("message %d: got %x", i, n.Data)
@@ -123,22 +96,6 @@ func nobodyReads(t *testing.T) {
 	for _, tr := range transfers {
 		check(t, tr.Wait(within(t)))
 	}
-}
-
-func TestReadThenNotify(t *testing.T) {
-	a, b := open(t, "a"), open(t, "b")
-	here, there := register(t, a, "here", 4096), register(t, b, "there", 4096)
-	fill(there.Bytes(), 9)
-	p := connect(t, a, b)
-	tr := transfer(t, p, Read)
-	check(t, tr.Add(here, 0, remote(t, p, "there"), 0, 4096))
-	check(t, tr.Notify([]byte("done reading")))
-	check(t, tr.Post())
-	next(t, b)
-	if !bytes.Equal(here.Bytes(), there.Bytes()) {
-		t.Error("the peer was told before the bytes were here")
-	}
-	check(t, tr.Wait(within(t)))
 }
 
 // TestTwoConnectionsOfOneSender has a peer that connects twice and closes one of
@@ -165,9 +122,7 @@ func TestTwoConnectionsOfOneSender(t *testing.T) {
 		if n.Err != nil {
 			continue
 		}
-		if n.Peer != older {
-			t.Errorf("a message of %v, want the peer that is left", n.Peer)
-		}
+		require.Same(t, older, n.Peer, "want the peer that is left")
 		return
 	}
 }
@@ -279,21 +234,15 @@ func notifyGivesUp(t *testing.T) {
 	p, _, _ := overFake(t, f, limit)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
-	if err := p.Notify(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v, want the context's error", err)
-	}
+	require.ErrorIs(t, p.Notify(ctx, nil), context.DeadlineExceeded)
 	stuck := make(chan error)
 	go func() { stuck <- p.Notify(context.Background(), nil) }()
 	for len(f.seen()) < 2 {
 		time.Sleep(time.Millisecond)
 	}
 	check(t, p.Close())
-	if err := <-stuck; err == nil {
-		t.Error("a message reached a peer that was closed")
-	}
-	if n := slotsInUse(p.e); n != 0 {
-		t.Errorf("%d transfers are left of a closed peer", n)
-	}
+	require.Error(t, <-stuck, "a message reached a peer that was closed")
+	require.Zero(t, slotsInUse(p.e), "transfers are left of a closed peer")
 }
 
 // TestNotifyWithoutProof keeps the slot of the one message that was given up until its batch has
@@ -360,9 +309,7 @@ func receiveLeavesNothingBehind(t *testing.T) {
 	e.lanes[0].receive() // the wake-up for the second message comes to nothing
 	time.Sleep(3 * napTime)
 	close(goOn)
-	if n := <-first; n != 1 {
-		t.Errorf("the spinner got %d messages", n)
-	}
+	require.EqualValues(t, 1, <-first, "the spinner got messages")
 	if n := next(t, e); n.Data[0] != 1 {
 		t.Errorf("got %+v", n)
 	}
@@ -489,8 +436,7 @@ func TestPartsThatNeverEnd(t *testing.T) {
 	e := open(t, "e", shortWords(t), func(c *Config) {
 		c.NotificationBytes, c.NotifyMax = room, room
 	})
-	raw, err := mem.New(mem.Config{})
-	require.NoError(t, err)
+	raw := newMem(t)
 	defer raw.Close()
 	var peers []driver.Peer
 	say := func(p driver.Peer, msg []byte) {

@@ -133,9 +133,8 @@ func TestSixteenThousand(t *testing.T) {
 	}
 	check(t, tr.Post())
 	check(t, tr.Wait(within(t)))
-	if !bytes.Equal(whole.Bytes(), bytes.Repeat(src.Bytes(), count)) {
-		t.Error("not every region holds the bytes")
-	}
+	require.True(t, bytes.Equal(whole.Bytes(), bytes.Repeat(src.Bytes(), count)),
+		"not every region holds the bytes")
 	leases := make([]*Lease, count/8)
 	for i := range leases {
 		leases[i], err = whole.Lease(uint64(i)*64, 64, LeaseOptions{})

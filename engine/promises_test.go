@@ -63,7 +63,7 @@ func promisesUnderFaults(t *testing.T, open func() (driver.Backend, error), seed
 
 // TestBrokenPromisesAreFound proves that the run can fail.
 func TestBrokenPromisesAreFound(t *testing.T) {
-	if promisesRace {
+	if testkit.RaceEnabled {
 		t.Log("not run with the race detector, which notices first")
 		return
 	}

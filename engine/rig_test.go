@@ -6,6 +6,8 @@ import (
 	"context"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 )
@@ -94,6 +96,13 @@ func (r *rig) Arm() (bool, error) {
 		r.onArm()
 	}
 	return r.Backend.Arm()
+}
+
+func newMem(t testing.TB) *mem.Backend {
+	t.Helper()
+	b, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	return b
 }
 
 // rigPeer can what it says alone.

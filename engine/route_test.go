@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -37,9 +36,7 @@ func TestRoutes(t *testing.T) {
 	}
 	for _, want := range []string{"* fast", "declared", "one copy within the process",
 		"dram -> dram"} {
-		if !strings.Contains(x.String(), want) {
-			t.Errorf("%q does not say %q", x.String(), want)
-		}
+		require.Contains(t, x.String(), want)
 	}
 	for only, want := range map[string]string{"": "fast", "slow": "slow", "fast": "fast"} {
 		tr, err := a.NewTransfer(p, Write, Route{Only: only})
@@ -47,15 +44,10 @@ func TestRoutes(t *testing.T) {
 		check(t, tr.Add(src, 0, m, 0, 4096))
 		check(t, tr.Post())
 		check(t, tr.Wait(within(t)))
-		if got := tr.groups[0].conn.lane.caps.Name; got != want {
-			t.Errorf("only %q went by %s", only, got)
-		}
+		require.EqualValues(t, want, tr.groups[0].conn.lane.caps.Name, "only %q", only)
 		check(t, tr.Close())
 	}
-	if _, err := a.NewTransfer(p, Write, Route{Only: "rdma"}); !errors.Is(err, ErrNoRoute) ||
-		!strings.Contains(err.Error(), "slow, fast") {
-		t.Errorf("a backend that is not there: %v", err)
-	}
+	wantErr(t, second(a.NewTransfer(p, Write, Route{Only: "rdma"})), ErrNoRoute, "slow, fast")
 }
 
 // TestOnlyIsNeverBypassed has a peer that lacks the one backend that may serve.
@@ -69,14 +61,9 @@ func TestOnlyIsNeverBypassed(t *testing.T) {
 	p := connect(t, a, b)
 	tr, err := a.NewTransfer(p, Write, Route{Only: "fast"})
 	check(t, err)
-	if err := tr.Add(src, 0, remote(t, p, "dst"), 0, 1); !errors.Is(err, ErrNoRoute) ||
-		!strings.Contains(err.Error(), "no backend of this name") {
-		t.Errorf("got %v", err)
-	}
+	wantErr(t, tr.Add(src, 0, remote(t, p, "dst"), 0, 1), ErrNoRoute, "no backend of this name")
 	require.NoError(t, tr.Notify([]byte("x")))
-	if err := tr.Post(); !errors.Is(err, ErrNoRoute) {
-		t.Errorf("a message by a backend that is not there: %v", err)
-	}
+	require.ErrorIs(t, tr.Post(), ErrNoRoute, "a message by a backend that is not there")
 	check(t, tr.Close())
 }
 
@@ -146,17 +133,12 @@ func TestRefresh(t *testing.T) {
 	check(t, err)
 	check(t, p.Refresh(d))
 	remote(t, p, "second")
-	if _, err := p.Remote("first"); !errors.Is(err, ErrNoRoute) {
-		t.Errorf("a region that is gone is still known: %v", err)
-	}
-	if err := put(p, register(t, a, "src", 64), m, 8); err == nil {
-		t.Error("wrote to a region that is closed")
-	}
+	require.ErrorIs(t, second(p.Remote("first")), ErrNoRoute,
+		"a region that is gone is still known")
+	require.Error(t, put(p, register(t, a, "src", 64), m, 8), "wrote to a region that is closed")
 	other, err := a.Describe()
 	check(t, err)
-	if err := p.Refresh(other); !errors.Is(err, driver.ErrBadToken) {
-		t.Errorf("the description of another engine: %v", err)
-	}
+	require.ErrorIs(t, p.Refresh(other), driver.ErrBadToken, "the description of another engine")
 }
 
 func TestConfigIsChecked(t *testing.T) {
@@ -189,30 +171,17 @@ func TestLimits(t *testing.T) {
 	r := register(t, e, "r", 64)
 	l, err := r.Lease(0, 8, LeaseOptions{})
 	check(t, err)
-	if _, err := r.Lease(8, 8, LeaseOptions{}); !errors.Is(err, ErrFull) ||
-		!strings.Contains(err.Error(), "LeasesMax") {
-		t.Errorf("one lease too many: %v", err)
-	}
+	wantErr(t, second(r.Lease(8, 8, LeaseOptions{})), ErrFull, "LeasesMax")
 	check(t, l.Revoke(within(t)))
-	if _, err := e.Register("s", r.seg); !errors.Is(err, ErrFull) {
-		t.Errorf("one region too many: %v", err)
-	}
+	require.ErrorIs(t, second(e.Register("s", r.seg)), ErrFull, "one region too many")
 	p, err := e.Self()
 	check(t, err)
 	transfer(t, p, Write)
-	if _, err := e.NewTransfer(p, Write, Route{}); !errors.Is(err, ErrFull) ||
-		!strings.Contains(err.Error(), "TransfersMax") {
-		t.Errorf("one transfer too many: %v", err)
-	}
-	if err := p.Notify(within(t), nil); !errors.Is(err, ErrFull) {
-		t.Errorf("a notification beside it: %v", err)
-	}
+	wantErr(t, second(e.NewTransfer(p, Write, Route{})), ErrFull, "TransfersMax")
+	require.ErrorIs(t, p.Notify(within(t), nil), ErrFull, "a notification beside it")
 	d, err := open(t, "other").Describe()
 	check(t, err)
-	if _, err := e.Connect(within(t), d); !errors.Is(err, ErrFull) ||
-		!strings.Contains(err.Error(), "PeersMax") {
-		t.Errorf("one peer too many: %v", err)
-	}
+	wantErr(t, second(e.Connect(within(t), d)), ErrFull, "PeersMax")
 }
 
 // TestLastResort: neither a better rate nor a nearer message makes up for it, but it is there where

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"crypto/tls"
 	"encoding/binary"
-	"errors"
 	"io"
 	"net"
 	"os"
@@ -15,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/identity"
@@ -70,28 +71,20 @@ func secured(t *testing.T, c *club, change ...func(*Config)) (*Engine, net.Liste
 
 func nobodyCame(t *testing.T, e *Engine) {
 	t.Helper()
-	if n := e.Stats().Peers; n != 0 {
-		t.Errorf("%d peers came of it", n)
-	}
+	require.Zero(t, e.Stats().Peers, "peers came of it")
 }
 
 // Plain text over a network must be asked for, on both sides.
 func TestPlainTextIsAskedFor(t *testing.T) {
 	l := listen(t, "tcp", "127.0.0.1:0")
 	err := open(t, "server").Serve(within(t), l)
-	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Config.Plaintext") {
-		t.Errorf("serve: %v", err)
-	}
+	wantErr(t, err, os.ErrPermission, "Config.Plaintext")
 	l = listen(t, "tcp", "127.0.0.1:0")
 	serve(t, open(t, "server", func(c *Config) { c.Plaintext = true }), l)
 	_, err = open(t, "dialler").Dial(within(t), "tcp", l.Addr().String())
-	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Config.Identity") {
-		t.Errorf("dial: %v", err)
-	}
+	wantErr(t, err, os.ErrPermission, "Config.Identity")
 	cfg := Config{Identity: newClub(t, "ours").member("x"), Plaintext: true, Backends: nil}
-	if _, err := Open(cfg); !errors.Is(err, ErrBounds) {
-		t.Errorf("both: %v", err)
-	}
+	require.ErrorIs(t, second(Open(cfg)), ErrBounds, "both")
 }
 
 // Who is no member learns why, and nothing else; the server learns nothing of it.
@@ -137,10 +130,8 @@ func TestListenersThatAskForNoCertificate(t *testing.T) {
 	conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots,
 		ServerName: "sluice"})
 	check(t, err)
-	if _, err := open(t, "stranger").DialConn(within(t), conn); !errors.Is(err, ErrNoRoute) ||
-		!strings.Contains(err.Error(), "RequireAndVerifyClientCert") {
-		t.Errorf("dialled: %v", err)
-	}
+	wantErr(t, second(open(t, "stranger").DialConn(within(t), conn)), ErrNoRoute,
+		"RequireAndVerifyClientCert")
 	nobodyCame(t, e)
 }
 
@@ -154,13 +145,9 @@ func TestServersThatAreNoMembers(t *testing.T) {
 	e := open(t, "dialler", as(newClub(t, "ours").member("dialler")))
 	register(t, e, "our-secret", 4096)
 	_, err := e.Dial(within(t), "tcp", between.Addr().String())
-	if !errors.Is(err, os.ErrPermission) {
-		t.Errorf("dialled a server of another authority: %v", err)
-	}
+	require.ErrorIs(t, err, os.ErrPermission, "dialled a server of another authority")
 	<-done
-	if bytes.Contains(heard.Bytes(), []byte("our-secret")) {
-		t.Error("it was told of a region")
-	}
+	require.False(t, bytes.Contains(heard.Bytes(), []byte("our-secret")), "it was told of a region")
 }
 
 // relay passes one connection on and keeps what the dialer says.

@@ -22,7 +22,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine/internal/rendezvous"
@@ -141,13 +140,9 @@ func TestServeAndDial(t *testing.T) {
 			check(t, tr.Add(src, 0, remote(t, p, "kv"), 0, 4096))
 			check(t, tr.Notify([]byte("hi")))
 			check(t, tr.Post())
-			if n := next(t, decode); n.Peer != back {
-				t.Errorf("a message from %v, want the peer that OnPeer was given", n.Peer)
-			}
+			require.Same(t, back, next(t, decode).Peer, "the peer that OnPeer was given")
 			check(t, back.Notify(within(t), []byte("hi yourself")))
-			if n := next(t, prefill); n.Peer != p {
-				t.Errorf("a message from %v, want the peer that was dialled", n.Peer)
-			}
+			require.Same(t, p, next(t, prefill).Peer, "the peer that was dialled")
 		})
 	}
 }
@@ -202,9 +197,7 @@ func TestStrangersAreBounded(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	if n := e.Stats().Peers; n != 0 {
-		t.Errorf("%d peers came of it", n)
-	}
+	require.Zero(t, e.Stats().Peers, "peers came of it")
 	// and it still serves
 	friend := open(t, "friend", func(c *Config) { c.Plaintext = true })
 	until(t, "a friend is served, however slow it is", func() bool {
@@ -222,21 +215,18 @@ func TestDialRefused(t *testing.T) {
 	})
 	e := open(t, "dialler", func(c *Config) { c.ConnectTimeout, c.Plaintext = limit, true })
 	silent := listen(t, "tcp", "127.0.0.1:0")
-	if _, err := hasty.Dial(within(t), "tcp", silent.Addr().String()); !errors.Is(err,
-		context.DeadlineExceeded) {
-		t.Errorf("a server that says nothing: %v", err)
-	}
-	if _, err := hasty.Dial(within(t), "unix", "/nonexistent/socket"); !errors.Is(err,
-		fs.ErrNotExist) || !strings.Contains(err.Error(), "no engine served there for") {
-		t.Errorf("a socket that is not there: %v", err)
-	}
-	if _, err := hasty.Dial(within(t), "udp", "127.0.0.1:1"); !errors.Is(err, ErrNotSupported) {
-		t.Errorf("another network: %v", err)
-	}
+	require.ErrorIs(t, second(hasty.Dial(within(t), "tcp", silent.Addr().String())),
+		context.DeadlineExceeded, "a server that says nothing")
+	until(t, "a socket that is not there", func() bool { // 200 ms may be over before the first look
+		_, err := hasty.Dial(within(t), "unix", "/nonexistent/socket")
+		return errors.Is(err, fs.ErrNotExist) &&
+			strings.Contains(err.Error(), "no engine served there for")
+	})
+	require.ErrorIs(t, second(hasty.Dial(within(t), "udp", "127.0.0.1:1")), ErrNotSupported,
+		"another network")
 	strict := open(t, "strict", func(c *Config) { c.ConnectTimeout = limit })
-	if _, err := strict.Dial(within(t), "tcp", "127.0.0.1:1"); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("a network without identity or plain text, where nobody listens: %v", err)
-	}
+	require.ErrorIs(t, second(strict.Dial(within(t), "tcp", "127.0.0.1:1")), fs.ErrPermission,
+		"a network without identity or plain text, where nobody listens")
 	wrong := listen(t, "tcp", "127.0.0.1:0")
 	go func() {
 		if c, err := wrong.Accept(); err == nil {
@@ -244,9 +234,8 @@ func TestDialRefused(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	if _, err := e.Dial(within(t), "tcp", wrong.Addr().String()); !errors.Is(err, ErrCorrupt) {
-		t.Errorf("a server of another protocol: %v", err)
-	}
+	require.ErrorIs(t, second(e.Dial(within(t), "tcp", wrong.Addr().String())), ErrCorrupt,
+		"a server of another protocol")
 }
 
 // TestServeForgetsWhoIsLost has peers come and go that no OnPeer was told of: they
@@ -262,9 +251,7 @@ func TestServeForgetsWhoIsLost(t *testing.T) {
 		check(t, err)
 		check(t, p.Close())
 		for end := time.Now().Add(limit); e.Stats().Peers > 0; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("a peer that is gone is still known")
-			}
+			require.False(t, time.Now().After(end), "a peer that is gone is still known")
 		}
 	}
 }
@@ -403,8 +390,7 @@ func overPlainTCP(t *testing.T) func(*Config) {
 // TestDescriptionsOfOneHost take half of what all may, while they are read and as long as their
 // Peers stand.
 func TestDescriptionsOfOneHost(t *testing.T) {
-	b, err := mem.New(mem.Config{})
-	require.NoError(t, err)
+	b := newMem(t)
 	e := open(t, "e", func(c *Config) {
 		c.Backends, c.DescriptionMax = []driver.Backend{b}, 1<<10
 	})

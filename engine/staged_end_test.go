@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -38,32 +37,24 @@ func TestStagedRefusals(t *testing.T) {
 		tr = transfer(t, p, Write)
 		check(t, tr.Add(a.hbm, 0, m, 0, 4096))
 		check(t, tr.Post())
-		if err := tr.Wait(within(t)); !errors.Is(err, driver.ErrReadOnly) {
-			t.Errorf("a write: %v", err)
-		}
+		require.ErrorIs(t, tr.Wait(within(t)), driver.ErrReadOnly, "a write")
 		m.size *= 2
 		require.NoError(t, tr.Reset())
 		check(t, tr.Add(a.hbm, 0, m, 4000, 4096))
 		check(t, tr.Post())
-		if err := tr.Wait(within(t)); err == nil {
-			t.Error("a write past the end of the memory")
-		}
+		require.Error(t, tr.Wait(within(t)), "a write past the end of the memory")
 	})
 	testkit.RunInVirtualTime(t, "no memory here", func(t *testing.T) {
 		a, b := newHost(t, "a", func(c *Config) { c.StagingBytes = -1 }), newHost(t, "b")
 		p := connect(t, a.e, b.e)
-		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err,
-			ErrNoRoute) || !strings.Contains(err.Error(), "StagingBytes") {
-			t.Errorf("got %v", err)
-		}
+		wantErr(t, transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1), ErrNoRoute,
+			"StagingBytes")
 	})
 	testkit.RunInVirtualTime(t, "none at the peer", func(t *testing.T) {
 		a, b := newHost(t, "a"), newHost(t, "b", func(c *Config) { c.StagingBytes = -1 })
 		p := connect(t, a.e, b.e)
-		if err := transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1); !errors.Is(err,
-			ErrNoRoute) || !strings.Contains(err.Error(), "gives no staging memory") {
-			t.Errorf("got %v", err)
-		}
+		wantErr(t, transfer(t, p, Write).Add(a.hbm, 0, remote(t, p, "hbm"), 0, 1), ErrNoRoute,
+			"gives no staging memory")
 	})
 	testkit.RunInVirtualTime(t, "too little at the peer", func(t *testing.T) {
 		b := newHost(t, "b", func(c *Config) { c.StagingBytes = slotBytes })
@@ -73,17 +64,11 @@ func TestStagedRefusals(t *testing.T) {
 		check(t, tr.Add(one.hbm, 0, remote(t, p, "hbm"), 0, hostBytes)) // by one slot
 		run(t, tr)
 		q := connect(t, two.e, b.e)
-		if err := transfer(t, q, Write).Add(two.hbm, 0, remote(t, q, "hbm"), 0, 1); !errors.Is(err,
-			ErrNoRoute) || !strings.Contains(err.Error(), "raise Config.StagingBytes") {
-			t.Errorf("got %v", err)
-		}
+		wantErr(t, transfer(t, q, Write).Add(two.hbm, 0, remote(t, q, "hbm"), 0, 1), ErrNoRoute,
+			"raise Config.StagingBytes")
 		check(t, tr.Close())
 		check(t, p.Close())
-		eventually(t, "room again", func() {
-			for b.e.stager.used.Load() > 0 {
-				time.Sleep(time.Millisecond)
-			}
-		})
+		until(t, "room again", func() bool { return b.e.stager.used.Load() == 0 })
 		tr = transfer(t, q, Write)
 		check(t, tr.Add(two.hbm, 0, remote(t, q, "hbm"), 0, 1))
 		run(t, tr)
@@ -110,12 +95,9 @@ func TestStagedCrowd(t *testing.T) {
 	for _, tr := range all {
 		check(t, tr.Wait(within(t)))
 	}
-	if whole := hostBytes / 100 * 100; !bytes.Equal(a.mem[:whole], b.mem[:whole]) {
-		t.Error("other bytes have come")
-	}
-	if stray := a.e.Stats().Stray + b.e.Stats().Stray; stray != 0 {
-		t.Errorf("%d completions for nobody", stray)
-	}
+	require.True(t, bytes.Equal(a.mem[:hostBytes/100*100], b.mem[:hostBytes/100*100]),
+		"other bytes have come")
+	require.Zero(t, a.e.Stats().Stray+b.e.Stats().Stray, "completions for nobody")
 }
 
 // TestStagedPeerCloses ends the peer in the middle: the transfer ends soon.
@@ -131,15 +113,9 @@ func stagedPeerCloses(t *testing.T) {
 	run(t, tr)
 	b.dev.keep()
 	check(t, tr.Post())
-	eventually(t, "a hop is held", func() {
-		for b.dev.kept() == 0 {
-			time.Sleep(time.Millisecond)
-		}
-	})
+	until(t, "a hop is held", func() bool { return b.dev.kept() > 0 })
 	check(t, b.e.Close())
-	if err := tr.Wait(within(t)); err == nil {
-		t.Error("the peer was closed, and the transfer succeeded")
-	}
+	require.Error(t, tr.Wait(within(t)), "the peer was closed, and the transfer succeeded")
 	check(t, p.Close())
 }
 
@@ -185,20 +161,12 @@ func stagedWindowWithoutProof(t *testing.T) {
 	check(t, tr.Close())
 	refuses.Store(true)
 	check(t, p.Close())
-	eventually(t, "the revoke is asked more than once", func() {
-		for asked.Load() < 3 {
-			time.Sleep(time.Millisecond)
-		}
-	})
+	until(t, "the revoke is asked more than once", func() bool { return asked.Load() >= 3 })
 	if b.e.stager.used.Load() == 0 {
 		t.Error("staging memory was given back without proof")
 	}
 	refuses.Store(false)
-	eventually(t, "it is given back", func() {
-		for b.e.stager.used.Load() > 0 {
-			time.Sleep(time.Millisecond)
-		}
-	})
+	until(t, "it is given back", func() bool { return b.e.stager.used.Load() == 0 })
 }
 
 // listener is the way back to a peer.
@@ -249,7 +217,5 @@ func stagedWithdrawnWhileClosing(t *testing.T) {
 	}
 	w.loop.push(func() { h.finish(ErrAborted) })
 	<-ended
-	if len(ears.heard) != 1 {
-		t.Errorf("%d answers, want that of the hop", len(ears.heard))
-	}
+	require.Len(t, ears.heard, 1, "answers, want that of the hop")
 }

@@ -5,9 +5,10 @@ package engine
 import (
 	"bytes"
 	"context"
-	"errors"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -75,33 +76,21 @@ func stagedForgeries(t *testing.T) {
 		"an answer to none":  append([]byte{exchange.IsHopEnd}, make([]byte, 30)...),
 		"the end of a part":  {exchange.IsPart, exchange.LastPart, 1, 2, 3},
 	} {
-		if err := q.sendOne(within(t), q.conns[0].lane, msg); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		require.NoError(t, q.sendOne(within(t), q.conns[0].lane, msg), "%s", name)
 	}
 	behind := transfer(t, q, Read)
 	check(t, behind.Add(liar.hbm, 0, m, 0, 1))
 	run(t, behind) // its request came behind them all
-	eventually(t, "the hops have ended", func() {
-		for b.e.slots.posted() > 0 {
-			time.Sleep(time.Millisecond)
-		}
-	})
-	if !bytes.Equal(b.mem, before) {
-		t.Error("a forgery has changed the peer's memory")
-	}
+	until(t, "the hops have ended", func() bool { return b.e.slots.posted() == 0 })
+	require.True(t, bytes.Equal(b.mem, before), "a forgery has changed the peer's memory")
 	fill(honest.mem, 3)
 	run(t, good)
 	if !bytes.Equal(b.mem, honest.mem) || bytes.Equal(before, b.mem) {
 		t.Error("the peer's memory has other bytes than the honest ones")
 	}
 	run(t, bad) // its own rights it has kept
-	if !bytes.Equal(b.mem, liar.mem) {
-		t.Error("an honest request of the same peer has failed")
-	}
-	if n := len(b.e.Notifications()); n != 0 {
-		t.Errorf("the program has received %d messages", n)
-	}
+	require.True(t, bytes.Equal(b.mem, liar.mem), "an honest request of the same peer has failed")
+	require.Zero(t, len(b.e.Notifications()), "the program has received messages")
 }
 
 // TestStagedRevokeWaitsForHops waits for the hops through a memory, and lets none begin any more.
@@ -119,18 +108,12 @@ func stagedRevokeWaitsForHops(t *testing.T) {
 	check(t, err)
 	soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if err := memory.Revoke(soon); !errors.Is(err, ErrTimeout) {
-		t.Errorf("with a hop under way: %v", err)
-	}
+	require.ErrorIs(t, memory.Revoke(soon), ErrTimeout, "with a hop under way")
 	revoked := make(chan error, 1)
 	go func() { revoked <- memory.Revoke(within(t)) }()
-	if _, err := s.enter(token); !errors.Is(err, ErrRevoked) {
-		t.Errorf("a token of revoked memory: %v", err)
-	}
+	require.ErrorIs(t, second(s.enter(token)), ErrRevoked, "a token of revoked memory")
 	m.leave()
 	check(t, <-revoked)
-	if _, err := s.enter(token); !errors.Is(err, ErrRevoked) {
-		t.Errorf("a token of memory that is forgotten: %v", err)
-	}
+	require.ErrorIs(t, second(s.enter(token)), ErrRevoked, "a token of memory that is forgotten")
 	check(t, memory.Revoke(within(t)))
 }

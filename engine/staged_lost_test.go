@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
@@ -22,8 +21,7 @@ func TestAHopThatWasGivenUpIsNotOver(t *testing.T) {
 }
 
 func aHopThatWasGivenUpIsNotOver(t *testing.T) {
-	wire, err := mem.New(mem.Config{})
-	require.NoError(t, err)
+	wire := newMem(t)
 	d := newDevice(t, "device", driver.HBM)
 	d.hung, d.stuck = true, true
 	a := open(t, "a", func(c *Config) {
@@ -111,8 +109,7 @@ func TestAChainGoesByAnotherConnection(t *testing.T) {
 	two := func(name string) *host {
 		h := &host{dev: newDevice(t, "device", driver.HBM)}
 		h.e = open(t, name, func(c *Config) {
-			w, err := mem.New(mem.Config{})
-			require.NoError(t, err)
+			w := newMem(t)
 			c.Backends = []driver.Backend{w, plainTCP(t), h.dev}
 		})
 		seg, b := h.dev.alloc(t, hostBytes)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
@@ -33,9 +32,7 @@ const hostBytes = 6 << 20
 
 func newHost(t testing.TB, name string, change ...func(*Config)) *host {
 	t.Helper()
-	wire, err := mem.New(mem.Config{})
-	check(t, err)
-	return newHostOver(t, wire, name, change...)
+	return newHostOver(t, newMem(t), name, change...)
 }
 
 func newHostOver(t testing.TB, wire driver.Backend, name string, change ...func(*Config)) *host {
@@ -92,13 +89,9 @@ func TestStaged(t *testing.T) {
 					tr := transfer(t, p, op)
 					list.add(t, tr, local, m)
 					run(t, tr)
-					if !bytes.Equal(to, want) {
-						t.Errorf("%s: other bytes than those listed have come, or others "+
-							"have changed", name)
-					}
-					if via := tr.groups[0].conn.lane.caps.Name; via != Staged {
-						t.Errorf("%s went by %s", name, via)
-					}
+					require.True(t, bytes.Equal(to, want),
+						"%s: other bytes than those listed have come, or others have changed", name)
+					require.EqualValues(t, Staged, tr.groups[0].conn.lane.caps.Name, name)
 				}
 			})
 		}
@@ -181,9 +174,7 @@ func TestStagedWithinAnEngine(t *testing.T) {
 	tr := transfer(t, p, Write)
 	check(t, tr.Add(from, 0, remote(t, p, "file"), 0, 3<<20))
 	run(t, tr)
-	if !bytes.Equal(src, dst) {
-		t.Error("the file holds other bytes")
-	}
+	require.True(t, bytes.Equal(src, dst), "the file holds other bytes")
 	x, err := e.Explain(p, from, remote(t, p, "file"))
 	check(t, err)
 	if !strings.Contains(x.String(), "* staged") ||
@@ -247,18 +238,12 @@ func TestStagedIsExplained(t *testing.T) {
 	}
 	tr, err := a.e.NewTransfer(p, Write, Route{Only: "mem"})
 	check(t, err)
-	if err := tr.Add(a.hbm, 0, hbm, 0, 1); !errors.Is(err, ErrNoRoute) ||
-		!strings.Contains(err.Error(), "staged: the route names only mem") {
-		t.Errorf("forbidden: %v", err)
-	}
+	wantErr(t, tr.Add(a.hbm, 0, hbm, 0, 1), ErrNoRoute, "staged: the route names only mem")
 	check(t, tr.Close())
 	tr, err = a.e.NewTransfer(p, Write, Route{Only: Staged})
 	check(t, err)
 	check(t, tr.Add(a.hbm, 0, hbm, 0, 100))
-	if err := tr.Add(a.dram, 0, dram, 0, 1); !errors.Is(err, ErrNoRoute) ||
-		!strings.Contains(err.Error(), "mem moves dram to and from dram alone") {
-		t.Errorf("a chain that nobody needs: %v", err)
-	}
+	wantErr(t, tr.Add(a.dram, 0, dram, 0, 1), ErrNoRoute, "mem moves dram to and from dram alone")
 	run(t, tr)
 	check(t, tr.Close())
 }
@@ -285,9 +270,8 @@ func TestStagedNotification(t *testing.T) {
 		}
 		check(t, tr.Wait(within(t)))
 	}
-	if n := len(a.e.Notifications()) + len(b.e.Notifications()); n != 0 {
-		t.Errorf("the programs have received %d messages that are not theirs", n)
-	}
+	require.Zero(t, len(a.e.Notifications())+len(b.e.Notifications()),
+		"the programs have received messages that are not theirs")
 }
 
 // TestStagedAbort ends a write whose last hop the peer holds up: nothing lands afterwards.
@@ -311,15 +295,9 @@ func TestStagedAbort(t *testing.T) {
 			tr := transfer(t, p, Write)
 			check(t, tr.Add(a.hbm, 0, m, 0, hostBytes))
 			check(t, tr.Post())
-			eventually(t, "a hop is held", func() {
-				for held.kept() == 0 {
-					time.Sleep(time.Millisecond)
-				}
-			})
+			until(t, "a hop is held", func() bool { return held.kept() > 0 })
 			check(t, tr.Abort(within(t)))
-			if !errors.Is(tr.Err(), ErrAborted) {
-				t.Errorf("outcome %v", tr.Err())
-			}
+			require.ErrorIs(t, tr.Err(), ErrAborted, "outcome")
 			held.release()
 			time.Sleep(20 * time.Millisecond)
 			if !bytes.Equal(b.mem, before) {
@@ -327,9 +305,7 @@ func TestStagedAbort(t *testing.T) {
 			}
 			run(t, warm) // the way is as good as before
 			run(t, tr)
-			if !bytes.Equal(b.mem, a.mem) {
-				t.Error("posted again, other bytes have come")
-			}
+			require.True(t, bytes.Equal(b.mem, a.mem), "posted again, other bytes have come")
 		})
 	}
 }
@@ -357,21 +333,14 @@ func stagedRevoke(t *testing.T) {
 	before := bytes.Clone(b.mem)
 	b.dev.keep()
 	check(t, tr.Post())
-	eventually(t, "a hop is held", func() {
-		for b.dev.kept() == 0 {
-			time.Sleep(time.Millisecond)
-		}
-	})
+	until(t, "a hop is held", func() bool { return b.dev.kept() > 0 })
 	check(t, l.Revoke(within(t)))
 	b.dev.release()
 	if err := tr.Wait(within(t)); !errors.Is(err, ErrRevoked) && !errors.Is(err, ErrAborted) {
 		t.Errorf("outcome %v", err)
 	}
 	check(t, tr.Post())
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrRevoked) ||
-		!strings.Contains(err.Error(), "the peer's hop, dram to hbm") {
-		t.Errorf("after the end of the lease: %v", err)
-	}
+	wantErr(t, tr.Wait(within(t)), ErrRevoked, "the peer's hop, dram to hbm")
 	if !bytes.Equal(b.mem, before) {
 		testkit.ErrorBroken(t, "bytes have landed after the lease ended")
 	}

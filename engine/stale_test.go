@@ -4,11 +4,11 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
@@ -37,49 +37,12 @@ func TestAbortOfWhatIsJustSubmitted(t *testing.T) {
 	<-submitting
 	check(t, tr.Abort(within(t)))
 	check(t, <-posted)
-	if err := tr.Err(); !errors.Is(err, ErrAborted) {
-		t.Errorf("outcome: %v", err)
-	}
+	require.ErrorIs(t, tr.Err(), ErrAborted, "outcome")
 	select {
 	case <-p.Lost():
 		t.Error("the connection was closed though the batch could be cancelled")
 	default:
 	}
-}
-
-// TestAbortRacesTheNextPost aborts from a goroutine that does not know which round
-// it hits: a round that reports success has moved its bytes.
-func TestAbortRacesTheNextPost(t *testing.T) {
-	f := &fake{}
-	var moved atomic.Uint64
-	f.onSubmit = func(int, driver.Op, uint64, bool) error { moved.Add(1); return nil }
-	p, r, m := overFake(t, f, limit)
-	tr := transfer(t, p, Write)
-	scattered(t, tr, r, m, 1)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				_ = tr.Abort(context.Background())
-			}
-		}
-	}()
-	for range 100_000 {
-		before := moved.Load()
-		check(t, tr.Post())
-		for !tr.Done() {
-		}
-		if tr.Err() == nil && moved.Load() == before {
-			t.Error("a transfer that moved nothing reports success")
-			break
-		}
-	}
-	close(stop)
-	<-stopped
 }
 
 // TestAbortGraceBeginsAtAbort looks at the stage: the next step of the sweeper is
@@ -95,18 +58,14 @@ func abortGraceBeginsAtAbort(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 	for range 3 {
-		if err := tr.Abort(over); !errors.Is(err, context.Canceled) {
-			t.Errorf("abort: %v", err)
-		}
+		require.ErrorIs(t, tr.Abort(over), context.Canceled, "abort")
 		if left := time.Duration(tr.deadline.Load()) - p.e.now(); !tr.state().has(cancelled) ||
 			tr.state().has(severed) || left > limit {
 			t.Errorf("state %b, for another %v", tr.state(), left)
 		}
 	}
 	f.finishOne(driver.ErrAborted)
-	if err := tr.Wait(within(t)); !errors.Is(err, ErrAborted) {
-		t.Errorf("outcome: %v", err)
-	}
+	require.ErrorIs(t, tr.Wait(within(t)), ErrAborted, "outcome")
 }
 
 // TestAbortTooLate has every batch succeed all the same: so has the transfer, and what was to
@@ -120,8 +79,6 @@ func TestAbortTooLate(t *testing.T) {
 		check(t, tr.Post())
 		f.onCancel = func(uint64) { f.finishOne(outcome) }
 		check(t, tr.Abort(within(t)))
-		if err := tr.Err(); !errors.Is(err, outcome) {
-			t.Errorf("outcome: %v, the backend's %v", err, outcome)
-		}
+		require.ErrorIs(t, tr.Err(), outcome, "outcome, the backend's")
 	}
 }

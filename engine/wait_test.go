@@ -4,7 +4,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -156,9 +155,7 @@ func TestOnDone(t *testing.T) {
 		check(t, tr.Wait(context.Background()))
 		select {
 		case done := <-told:
-			if !done {
-				t.Error("told of a transfer that is not done")
-			}
+			require.True(t, done, "told of a transfer that is not done")
 		case <-time.After(10 * time.Second):
 			t.Fatal("nobody was told")
 		}
@@ -166,12 +163,8 @@ func TestOnDone(t *testing.T) {
 	check(t, tr.OnDone(nil))
 	check(t, tr.Post())
 	check(t, tr.Wait(context.Background()))
-	if len(told) != 0 {
-		t.Error("told once more than posted")
-	}
-	if n := testkit.AllocsPerRun(10, func() { _ = tr.OnDone(nil) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	require.Empty(t, told, "told once more than posted")
+	require.Zero(t, testkit.AllocsPerRun(10, func() { _ = tr.OnDone(nil) }), "allocations")
 }
 
 // TestOnDoneWhilePosted: the hook belongs to the post that is under way.
@@ -183,9 +176,7 @@ func TestOnDoneWhilePosted(t *testing.T) {
 	tr.stateWord.Store(uint64(posted))
 	err := tr.OnDone(nil)
 	tr.stateWord.Store(uint64(idle))
-	if !errors.Is(err, ErrBusy) {
-		t.Error("changed the hook of a transfer that is posted")
-	}
+	require.ErrorIs(t, err, ErrBusy, "changed the hook of a transfer that is posted")
 }
 
 // TestMessageByAnotherLane reads by one backend and tells the peer by another,

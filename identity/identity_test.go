@@ -170,12 +170,8 @@ func TestStrangersAreNamed(t *testing.T) {
 			t.Errorf("%s was let in: %v, %v", name, x, y)
 			continue
 		}
-		if !strings.Contains(x.Error(), c.byCaller) {
-			t.Errorf("%s: the caller says %q, want %q in it", name, x, c.byCaller)
-		}
-		if !strings.Contains(y.Error(), c.byCalled) {
-			t.Errorf("%s: the called one says %q, want %q in it", name, y, c.byCalled)
-		}
+		require.Contains(t, x.Error(), c.byCaller)
+		require.Contains(t, y.Error(), c.byCalled)
 		if c.byCaller != "" && !errors.Is(x, os.ErrPermission) {
 			t.Errorf("%s: %v is not os.ErrPermission", name, x)
 		}
@@ -257,9 +253,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	if x, y := meet(t, node, other, ""); x != nil || y != nil {
 		t.Errorf("with a file gone: %v, %v", x, y)
 	}
-	if !errors.Is(node.Facts().RenewError, os.ErrNotExist) {
-		t.Errorf("a file that is gone: %v", node.Facts().RenewError)
-	}
+	require.ErrorIs(t, node.Facts().RenewError, os.ErrNotExist, "a file that is gone")
 }
 
 func TestFilesThatDoNotFit(t *testing.T) {

@@ -23,9 +23,7 @@ func delayHoldsTheCompletionAndNotTheBytes(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Do: Delay(30*ms, 0)})
 	begin := time.Now()
 	tag := r.write(0, 1000)
-	if !r.landed(0, 1000) {
-		t.Error("the bytes are not there, though mem copies in Submit")
-	}
+	require.True(t, r.landed(0, 1000), "the bytes are not there, though mem copies in Submit")
 	check(t, r.await(tag))
 	if took := time.Since(begin); took < 30*time.Millisecond {
 		t.Errorf("complete after %v", took)
@@ -40,18 +38,14 @@ func lateHoldsTheBytes(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Do: Late(late, 0)})
 	begin := time.Now()
 	tag := r.write(0, 1000)
-	if r.landed(0, 1000) {
-		t.Error("the bytes are there at once")
-	}
+	require.False(t, r.landed(0, 1000), "the bytes are there at once")
 	check(t, r.await(tag))
 	if took := time.Since(begin); took < late || !r.landed(0, 1000) {
 		t.Errorf("complete after %v, the bytes are there: %v", took, r.landed(0, 1000))
 	}
 	cancelled := r.write(1000, 1000)
 	r.peer.Cancel(cancelled)
-	if err := r.await(cancelled); !errors.Is(err, driver.ErrAborted) {
-		t.Errorf("cancelled before it began: %v", err)
-	}
+	require.ErrorIs(t, r.await(cancelled), driver.ErrAborted, "cancelled before it began")
 	time.Sleep(late + 10*time.Millisecond)
 	if r.landed(1000, 1000) {
 		testkit.ErrorBroken(t, "it landed although it was cancelled")
@@ -80,15 +74,12 @@ func lateMessagesKeepTheirOrder(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		for _, m := range msgs[:n] {
-			if at := uint64(m.Data[0]) * 8; !r.landed(at, 8) {
-				t.Errorf("message %d came before its bytes", m.Data[0])
-			}
+			require.True(t, r.landed(uint64(m.Data[0])*8, 8), "message %d came before its bytes",
+				m.Data[0])
 			got = append(got, m.Data[0])
 		}
 	}
-	if !slices.IsSorted(got) {
-		t.Errorf("order %v", got)
-	}
+	require.True(t, slices.IsSorted(got), "order %v", got)
 	for tag := range r.tags {
 		check(t, r.await(tag+1))
 	}
@@ -103,9 +94,7 @@ func droppedCompletionsComeAtTheEnd(t *testing.T) {
 	r := newRig(t, Rule{On: Write, Do: Drop()})
 	moved, aborted := r.write(0, 1000), r.write(1000, 1000)
 	r.silent(moved)
-	if !r.landed(0, 2000) {
-		t.Error("the bytes have not moved")
-	}
+	require.True(t, r.landed(0, 2000), "the bytes have not moved")
 	r.peer.Cancel(aborted)
 	check(t, r.await(aborted)) // the outcome that came first
 	r.silent(moved)
@@ -122,9 +111,7 @@ func swallowedBatchesEndAtTheEnd(t *testing.T) {
 	kept, cancelled := r.write(0, 1000), r.write(1000, 1000)
 	r.silent(kept)
 	r.peer.Cancel(cancelled)
-	if err := r.await(cancelled); !errors.Is(err, driver.ErrAborted) {
-		t.Errorf("cancelled: %v", err)
-	}
+	require.ErrorIs(t, r.await(cancelled), driver.ErrAborted, "cancelled")
 	check(t, r.peer.Close())
 	if err := r.await(kept); !errors.Is(err, driver.ErrClosed) || r.landed(0, 1000) {
 		t.Errorf("closed: %v, landed: %v", err, r.landed(0, 1000))
@@ -142,9 +129,7 @@ func theDeathOfAPeerEndsWhatWaits(t *testing.T) {
 	swallowed, dropped := r.write(0, 1000), r.write(0, 1)
 	r.silent(swallowed)
 	check(t, r.far.Close())
-	if err := r.await(swallowed); !errors.Is(err, driver.ErrPeerLost) {
-		t.Errorf("swallowed: %v", err)
-	}
+	require.ErrorIs(t, r.await(swallowed), driver.ErrPeerLost, "swallowed")
 	check(t, r.await(dropped))
 	r.once()
 }
@@ -176,9 +161,7 @@ func theReasonOfAnEndIsTold(t *testing.T) {
 		p.Peer = stuck{p.Peer,
 			with(func(f *flight) { f.release(why); f.release(driver.ErrClosed) }),
 			with(func(f *flight) { f.setOutcome(driver.ErrAborted) })}
-		if err := r.await(r.write(0, 8)); !errors.Is(err, why) {
-			t.Errorf("ended with %v, want %v", err, why)
-		}
+		require.ErrorIs(t, r.await(r.write(0, 8)), why, "ended with")
 		r.once()
 	}
 }
@@ -307,9 +290,7 @@ func flapLosesTheConnection(t *testing.T) {
 	check(t, r.await(r.write(16, 8)))
 	begin := time.Now()
 	require.ErrorIs(t, r.submit(0, 8), driver.ErrPeerLost)
-	if err := r.await(held); !errors.Is(err, driver.ErrPeerLost) {
-		t.Errorf("what was in flight: %v", err)
-	}
+	require.ErrorIs(t, r.await(held), driver.ErrPeerLost, "what was in flight")
 	select {
 	case <-r.peer.Lost():
 	case <-time.After(patience):
@@ -350,12 +331,8 @@ func theSeedDecides(t *testing.T) {
 		return list
 	}
 	a, b, c := pattern(5), pattern(5), pattern(6)
-	if !slices.Equal(a, b) {
-		t.Error("the same seed, other faults")
-	}
-	if slices.Equal(a, c) {
-		t.Error("another seed, the same faults")
-	}
+	require.Equal(t, b, a)
+	require.False(t, slices.Equal(a, c), "another seed, the same faults")
 }
 
 func TestConditions(t *testing.T) {
@@ -367,9 +344,7 @@ func TestConditions(t *testing.T) {
 			failed = append(failed, i+1)
 		}
 	}
-	if !slices.Equal(failed, []int{5, 8}) {
-		t.Errorf("failed %v, want the third and the sixth after two", failed)
-	}
+	require.Equal(t, []int{5, 8}, failed)
 	require.Equal(t, []uint64{2, 0}, r.near.(*Backend).Fired())
 	for _, bad := range []Rule{{}, {On: Write}, {Do: Drop()}, {On: Write | Read, Do: Drop()},
 		{On: 2 * Message, Do: Drop()}, {On: Write, Do: Drop(), Chance: 2},
@@ -393,9 +368,7 @@ func TestPlacesAreBounded(t *testing.T) {
 			check(t, err)
 		}
 	}
-	if full != 50 {
-		t.Errorf("%d were refused of 50 too many", full)
-	}
+	require.EqualValues(t, 50, full, "were refused of 50 too many")
 	check(t, r.near.Close())
 	r.once()
 }

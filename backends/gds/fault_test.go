@@ -53,9 +53,7 @@ func TestEndOfFile(t *testing.T) {
 		library.Put("end_at", 300<<10)
 		wantFileError(t, r.move(driver.Write, pieces...), 2, "write", 300<<10, io.ErrShortWrite)
 		library.Put("end_at", end)
-		if err := r.move(driver.Read, driver.Desc{Len: end}); err != nil {
-			t.Errorf("of what is there: %v", err)
-		}
+		require.NoError(t, r.move(driver.Read, driver.Desc{Len: end}), "of what is there")
 	})
 }
 
@@ -87,9 +85,7 @@ func TestOneFails(t *testing.T) {
 				!strings.Contains(err.Error(), "not supported for this file")) {
 				t.Errorf("%v, want cuFile's 5008", err)
 			}
-			if err := r.move(driver.Write, pieces...); err != nil {
-				t.Errorf("after a failure: %v", err)
-			}
+			require.NoError(t, r.move(driver.Write, pieces...), "after a failure")
 		}
 	})
 }
@@ -115,24 +111,18 @@ func TestStatuses(t *testing.T) {
 		err := r.move(driver.Write, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10,
 			Remote: 64 << 10, Len: 4096},
 			driver.Desc{Local: 256 << 10, Remote: 256 << 10, Len: 4096})
-		if !errors.Is(err, cause) {
-			t.Errorf("status %#x: %v, want %v", status, err, cause)
-		}
-		if n := library.Get("under_way"); n != 0 {
-			t.Errorf("status %#x: told while %d requests are under way", status, n)
-		}
-		if err := r.move(driver.Read, driver.Desc{Len: 1 << 20}); err != nil {
-			t.Errorf("after status %#x: %v", status, err)
-		}
+		require.ErrorIs(t, err, cause, "status %#x", status)
+		require.Zero(t, library.Get("under_way"), "status %#x: told while requests are under way",
+			status)
+		require.NoError(t, r.move(driver.Read, driver.Desc{Len: 1 << 20}), "after status %#x",
+			status)
 	}
 	library.Put("status_result", 5030)
 	if err := r.move(driver.Read, driver.Desc{Len: 4096}, driver.Desc{Local: 64 << 10,
 		Remote: 64 << 10, Len: 4096}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a batch that the library does not tell of: %v", err)
 	}
-	if n := library.Get("under_way"); n != 0 {
-		t.Errorf("%d requests are under way", n)
-	}
+	require.Zero(t, library.Get("under_way"), "requests are under way")
 }
 
 // TestCancelThatIsRefused has the library not tell of a batch, or tell that an entry has timed out,
@@ -270,20 +260,14 @@ func TestPartsAreOneBuffer(t *testing.T) {
 		require.NoError(t, err)
 		parts = append(parts, m)
 	}
-	if now := library.Get("buffers"); now != before {
-		t.Errorf("%d buffers, and %d with parts", before, now)
-	}
+	require.EqualValues(t, before, library.Get("buffers"), "buffers, and with parts")
 	r.local = parts[0].Key()
 	require.NoError(t, r.move(driver.Read, driver.Desc{Remote: 77, Len: 4096}))
 	r.same("a part", r.memory()[1<<20-4096:], r.content()[77:77+4096])
 	for _, m := range append(parts, r.l) {
-		if err := m.Revoke(context.Background()); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, m.Revoke(context.Background()))
 	}
-	if now := library.Get("buffers"); now != before-1 {
-		t.Errorf("%d buffers after all are closed, want %d", now, before-1)
-	}
+	require.EqualValues(t, before-1, library.Get("buffers"), "buffers after all are closed")
 }
 
 // TestRevokeOfWhatHangs has the library not answer: a revoke gives up when its context ends and
@@ -307,12 +291,8 @@ func TestRevokeOfWhatHangs(t *testing.T) {
 		r.none()
 		before := library.Get("reads") + library.Get("submits")
 		library.Put("hold", 0)
-		if err := r.outcome(1); !errors.Is(err, driver.ErrRevoked) {
-			t.Errorf("the outcome of a revoked batch: %v", err)
-		}
-		if n := library.Get("under_way"); n != 0 {
-			t.Errorf("%d requests are under way", n)
-		}
+		require.ErrorIs(t, r.outcome(1), driver.ErrRevoked, "the outcome of a revoked batch")
+		require.Zero(t, library.Get("under_way"), "requests are under way")
 		mem := r.memory()
 		for range 20 {
 			runtime.Gosched()

@@ -53,9 +53,7 @@ func TestFacts(t *testing.T) {
 	want := Facts{Version: "1.14", Batches: true, Compat: true,
 		Mode:     "cuFile compat: bounces through host (nvidia-fs is not loaded)",
 		BatchMax: 128, DirectMax: 16 << 20, PinnedMax: 1 << 30, CacheMax: 128 << 20}
-	if f != want {
-		t.Errorf("%+v\nwant %+v", f, want)
-	}
+	require.EqualValues(t, want, f, "the plan")
 	cfg := testConfig()
 	cfg.Direct = true
 	var missing *driver.UnavailableError
@@ -68,9 +66,7 @@ func TestFacts(t *testing.T) {
 	for _, part := range []string{"cuFile compat: bounces through host",
 		"cuFile 1.14 by 4 threads with batches of 128", "memory registered",
 		"sluice bench --lane gpufile"} {
-		if !strings.Contains(text, part) {
-			t.Errorf("explained as %q, without %q", text, part)
-		}
+		require.Contains(t, text, part)
 	}
 	library.Set(t, "direct", 1)
 	if f, err = Examine(cfg); err != nil || f.Compat ||
@@ -109,9 +105,7 @@ func TestOldLibrary(t *testing.T) {
 	}
 	const size = 3<<20 + 5
 	r := newRig(t, Config{PieceMax: 256 << 10}, size)
-	if r.b.mover.cfg.Way != WayThreads {
-		t.Errorf("an old library is used by %v", r.b.mover.cfg.Way)
-	}
+	require.EqualValues(t, WayThreads, r.b.mover.cfg.Way, "an old library is used by")
 	require.NoError(t, r.move(driver.Read, driver.Desc{Len: size}))
 	r.same("read with an old library", r.memory(), r.content())
 	if text := r.p.Explain(r.local, r.far); !strings.Contains(text, "cuFile before 1.8 by 16 "+
@@ -139,18 +133,14 @@ func TestUnavailable(t *testing.T) {
 	cfg := testConfig()
 	want("no driver", Config{CUDA: none, Library: cfg.Library}, "cuFile is not opened "+
 		"without a device: "+none)
-	if n := library.Get("opens"); n != 0 {
-		t.Errorf("without a device cuFile was opened %d times", n)
-	}
+	require.Zero(t, library.Get("opens"), "without a device cuFile was opened times")
 	want("no library", Config{CUDA: cfg.CUDA, Library: none}, none+": cannot open")
 	library.Put("open_result", 5033)
 	want("no nvidia-fs", cfg, "cuFileDriverOpen answers 5033")
 	library.Put("open_result", 0)
 	b, err := New(cfg)
 	require.NoError(t, err)
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Close())
 	want("another library", Config{CUDA: cfg.CUDA, Library: none}, "is open already")
 }
 
@@ -223,9 +213,7 @@ func TestTwoDevices(t *testing.T) {
 			r.same("the first device", one[i<<16:][:5000], text[i<<16:][:5000])
 			r.same("the second device", two[i<<16:][:4096], text[i<<16+8192:][:4096])
 		}
-		if err := errors.Join(m.Revoke(context.Background()), other.Free()); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, errors.Join(m.Revoke(context.Background()), other.Free()))
 	})
 }
 

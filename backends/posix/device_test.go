@@ -40,12 +40,8 @@ func TestBlockDevice(t *testing.T) {
 	f, err := Open(device, OpenOptions{})
 	require.NoError(t, err)
 	defer f.Close()
-	if n := f.Segment().Len; n != size {
-		t.Errorf("a device of %d bytes has %d", size, n)
-	}
-	if err := f.Grow(2 * size); err == nil {
-		t.Error("a device has grown")
-	}
+	require.EqualValues(t, size, f.Segment().Len, "bytes of a device")
+	require.Error(t, f.Grow(2*size), "a device has grown")
 }
 
 // deviceMemory makes memory that is ranges of one block device of that size, each at off of a unit.

@@ -105,9 +105,8 @@ func TestFileCutShort(t *testing.T) {
 				wantFileError(t, r.move(t, driver.Read, gone), 0, "read", left, io.ErrUnexpectedEOF)
 			}
 			for _, d := range []driver.Desc{{Len: left}, {Remote: left - 656, Len: 656}} {
-				if err := r.move(t, driver.Read, d); err != nil {
-					t.Errorf("read of %d bytes that are there: %v", d.Len, err)
-				}
+				require.NoError(t, r.move(t, driver.Read, d), "read of %d bytes that are there",
+					d.Len)
 			}
 		}
 	})
@@ -124,9 +123,8 @@ func TestDescriptorClosed(t *testing.T) {
 			t.Errorf("register a closed descriptor: %v", err)
 		}
 		copy(r.mem, "still here")
-		if err := r.move(t, driver.Write, driver.Desc{Len: size}); err != nil {
-			t.Errorf("write to a file whose caller has closed it: %v", err)
-		}
+		require.NoError(t, r.move(t, driver.Write, driver.Desc{Len: size}),
+			"write to a file whose caller has closed it")
 		clear(r.mem)
 		if err := r.move(t, driver.Read, driver.Desc{Len: 10}); err != nil ||
 			string(r.mem[:10]) != "still here" {
@@ -152,9 +150,8 @@ func TestDiskFull(t *testing.T) {
 			wantFileError(t, err, 0, "write", -1, syscall.ENOSPC)
 			require.NoError(t, f.Truncate(0))
 			require.NoError(t, f.Truncate(size))
-			if err := r.move(t, driver.Write, driver.Desc{Len: 1 << 20}); err != nil {
-				t.Errorf("write when there is room again: %v", err)
-			}
+			require.NoError(t, r.move(t, driver.Write, driver.Desc{Len: 1 << 20}),
+				"write when there is room again")
 		}
 	})
 }
@@ -171,9 +168,8 @@ func TestDeviceFails(t *testing.T) {
 		r := newRig(t, cfg, f.Segment(), 8<<20)
 		require.NoError(t, r.move(t, driver.Read, driver.Desc{Len: 8 << 20}))
 		require.NoError(t, os.Truncate(file, 4<<20))
-		if err := r.move(t, driver.Read, driver.Desc{Len: 4 << 20}); err != nil {
-			t.Errorf("read of what is there: %v", err)
-		}
+		require.NoError(t, r.move(t, driver.Read, driver.Desc{Len: 4 << 20}),
+			"read of what is there")
 		err = r.move(t, driver.Read, driver.Desc{Len: 1 << 20}, driver.Desc{Local: 1 << 20,
 			Remote: 5 << 20, Len: 3 << 20})
 		wantFileError(t, err, 1, "read", -1, syscall.EIO)

@@ -62,9 +62,7 @@ func TestOpen(t *testing.T) {
 		t.Errorf("after Grow: %d bytes reserved, segment of %d", n, f.Segment().Len)
 	}
 	for _, n := range []uint64{0, 1 << 20, math.MaxUint64, math.MaxInt64} {
-		if err := f.Grow(n); !errors.Is(err, driver.ErrBounds) {
-			t.Errorf("grow to %d: %v", n, err)
-		}
+		require.ErrorIs(t, f.Grow(n), driver.ErrBounds, "grow to %d", n)
 	}
 	for _, o := range []OpenOptions{{Off: 8 << 20}, {Off: 4096, Len: 4<<20 + 1}, {Off: 1 << 63},
 		{Off: 5, Len: math.MaxUint64}, {ReadOnly: true, Len: 8 << 20}} {
@@ -78,9 +76,7 @@ func TestOpen(t *testing.T) {
 	if s := reader.Segment(); !s.ReadOnly || s.Len != 4<<20+4096 {
 		t.Errorf("segment %+v", s)
 	}
-	if err := reader.Grow(8 << 20); !errors.Is(err, driver.ErrReadOnly) {
-		t.Errorf("grow what may only be read: %v", err)
-	}
+	require.ErrorIs(t, reader.Grow(8<<20), driver.ErrReadOnly, "grow what may only be read")
 	for _, path := range []string{os.DevNull, t.TempDir()} {
 		if _, err := Open(path, OpenOptions{ReadOnly: true}); err == nil {
 			t.Errorf("opened %s", path)

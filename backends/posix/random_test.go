@@ -55,10 +55,8 @@ func testRandomBatches(t *testing.T, cfg Config, seed uint64) {
 				copy(inFile[d.Remote:][:d.Len], inMemory[d.Local:])
 			}
 		}
-		if err := r.move(t, op, descs...); err != nil {
-			t.Fatalf("seed %d, round %d, %+v: %v of %d pieces: %v", seed, round, cfg, op,
-				len(descs), err)
-		}
+		require.NoError(t, r.move(t, op, descs...), "seed %d, round %d, %+v: %v of %d pieces", seed,
+			round, cfg, op, len(descs))
 		got, err := os.ReadFile(f.Name())
 		if err != nil || !bytes.Equal(got, inFile) || !bytes.Equal(r.mem, inMemory) {
 			t.Fatalf("seed %d, round %d, %+v: %v of %d pieces: wrong bytes (%v)", seed, round, cfg,

@@ -122,9 +122,7 @@ func testPartialAnswers(t *testing.T, cfg Config, alter func(l *files.Landing)) 
 	}
 	clear(r.mem)
 	require.NoError(t, r.move(t, driver.Read, pieces...))
-	if !bytes.Equal(r.mem, want) {
-		t.Fatal("memory differs from the file")
-	}
+	require.True(t, bytes.Equal(r.mem, want), "memory differs from the file")
 }
 
 // TestNeverReady bounds how often a request is tried that the kernel never takes.

@@ -76,9 +76,7 @@ func sleepBesidePoller(t *testing.T, rounds int64) {
 				}
 			}
 			for end := time.Now().Add(20 * time.Second); taken.Load() <= round; runtime.Gosched() {
-				if time.Now().After(end) {
-					t.Fatalf("round %d: no completion", round)
-				}
+				require.False(t, time.Now().After(end), "round %d: no completion", round)
 			}
 			var drained [8]byte
 			_, _ = unix.Read(r.b.FD(), drained[:])

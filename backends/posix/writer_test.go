@@ -36,21 +36,15 @@ func TestWriter(t *testing.T) {
 	}
 	before := g.sq.tail.Load()
 	r.write(t, descs)
-	if n := g.sq.tail.Load() - before; n != 0 {
-		t.Errorf("%d of %d short writes went to the ring", n, count)
-	}
+	require.Zero(t, g.sq.tail.Load()-before, "short writes went to the ring")
 	long := driver.Desc{Remote: size - 100_000, Len: 100_000, LocalKey: r.local,
 		RemoteKey: r.remote}
 	copy(want[long.Remote:], r.mem[:long.Len])
 	r.write(t, []driver.Desc{long})
-	if n := g.sq.tail.Load() - before; n != 1 {
-		t.Errorf("a long write became %d requests of the ring", n)
-	}
+	require.EqualValues(t, 1, g.sq.tail.Load()-before, "a long write became requests of the ring")
 	got, err := os.ReadFile(f.Name())
 	require.NoError(t, err)
-	if !bytes.Equal(got, want) {
-		t.Error("the file does not hold what was written")
-	}
+	require.True(t, bytes.Equal(got, want), "the file does not hold what was written")
 	g.writers.Wait() // they end by themselves
 }
 
@@ -76,9 +70,7 @@ func (r *rig) write(t *testing.T, descs []driver.Desc) {
 		if n == 1 {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatal("no completion")
-		}
+		require.False(t, time.Now().After(end), "no completion")
 	}
 }
 

@@ -44,8 +44,6 @@ var foreignHarness = drivertest.Harness{
 func TestMain(m *testing.M) {
 	if kind, ok := os.LookupEnv(ownerVariable); ok {
 		switch kind {
-		case "writer":
-			os.Exit(writeAndFreeze())
 		case "inherited":
 			os.Exit(serveInherited())
 		}

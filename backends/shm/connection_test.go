@@ -90,9 +90,7 @@ func TestGarbageInsteadOfAHelloIsHungUpOn(t *testing.T) {
 		expectHangUp(t, c.name, conn)
 	}
 	p := dial(t, b, b.Addr())
-	if err := p.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, p.Close())
 }
 
 // expectHangUp reads until the end; a refusal may come first.
@@ -148,9 +146,7 @@ func TestGarbageInTheRingEndsTheConnection(t *testing.T) {
 		if string(msgs[0].Data) != "fine" || !errors.Is(msgs[1].Err, driver.ErrPeerLost) {
 			t.Fatalf("word %#x: received %v, want the message and a lost peer", w, msgs)
 		}
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, p.Close())
 	}
 }
 
@@ -164,9 +160,7 @@ func receive(t *testing.T, b *Backend, want int) []driver.Message {
 		require.NoError(t, err)
 		got = append(got, buf[:n]...)
 	}
-	if len(got) != want {
-		t.Fatalf("received %v, want %d messages", got, want)
-	}
+	require.Len(t, got, want)
 	return got
 }
 

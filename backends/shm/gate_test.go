@@ -155,9 +155,7 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 		d := []driver.Desc{{Local: 3, Remote: 5, Len: 5000, LocalKey: near.Key(), RemoteKey: key},
 			{Local: 9000, Remote: 8000, Len: 100, LocalKey: near.Key(), RemoteKey: key}}
 		require.NoError(t, p.Submit(i, &driver.Batch{Op: driver.Write, Descs: d}))
-		if err := await(t, b, i); err != nil {
-			t.Fatalf("write %d: %v", i, err)
-		}
+		require.NoError(t, await(t, b, i), "write %d", i)
 		if there[5] != byte(i+1) || there[5004] != byte(i+1) || there[5005] != 0 ||
 			there[8099] != byte(i+1) || there[8100] != 0 {
 			t.Fatalf("write %d landed in part, or elsewhere", i)
@@ -187,9 +185,7 @@ func TestGatesAreTriedSoOften(t *testing.T) {
 	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Write,
 		Descs: []driver.Desc{{Len: size, LocalKey: near.Key(), RemoteKey: key}}}))
 	wantError(t, "a write of which every gate is shut", await(t, b, 1), driver.ErrPeerLost)
-	if tried != gatesMax {
-		t.Errorf("%d gates were tried, want %d", tried, gatesMax)
-	}
+	require.EqualValues(t, gatesMax, tried, "gates")
 }
 
 // TestRevokeWaitsForACopyInTheKernel holds a writer's call up after it has passed the

@@ -169,21 +169,32 @@ func TestLateMoverWithinOneBackend(t *testing.T) {
 	}
 }
 
-// TestLateMoverOfForeignMemory has a process's mover stand before its call. (One in the
-// call is what TestRevokeWaitsForACopyInTheKernel has.)
+// TestLateMoverOfForeignMemory has a mover stand before its call while the owner revokes, or closes
+// its backend. (TestRevokeWaitsForACopyInTheKernel has one in the call.)
 func TestLateMoverOfForeignMemory(t *testing.T) {
 	for _, where := range []string{"shm: announced", "shm: epoch", "shm: gate", "shm: passing"} {
-		owner, b := hasty(t), open(t, Config{})
-		far, mem := share(t, owner, drivertest.ForeignMemory, 1<<20)
-		near, src := share(t, b, drivertest.ForeignMemory, 1<<20)
-		fill(src, late)
-		p := dial(t, b, owner.Addr())
-		release := parkedMover(t, b, p, where,
-			driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
-		require.NoError(t, far.Revoke(context.Background()))
-		clear(mem)
-		require.ErrorIs(t, release(), driver.ErrRevoked, "spot %s", where)
-		nothingLate(t, mem, fmt.Sprintf("after a revoke at spot %s", where))
+		for _, closes := range []bool{false, true} {
+			clock := testkit.NewClock()
+			owner := openBy(t, clock, Config{Grace: 200 * time.Millisecond})
+			b := open(t, Config{})
+			stop := clock.Run(time.Millisecond)
+			far, mem := share(t, owner, drivertest.ForeignMemory, 1<<20)
+			near, src := share(t, b, drivertest.ForeignMemory, 1<<20)
+			fill(src, late)
+			p := dial(t, b, owner.Addr())
+			release := parkedMover(t, b, p, where,
+				driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)})
+			if closes {
+				require.NoError(t, owner.Close())
+			}
+			require.NoError(t, far.Revoke(context.Background()))
+			clear(mem)
+			stop()
+			if err := release(); !closes {
+				require.ErrorIs(t, err, driver.ErrRevoked, "spot %s", where)
+			}
+			nothingLate(t, mem, fmt.Sprintf("at spot %s (Close: %v)", where, closes))
+		}
 	}
 }
 
@@ -319,9 +330,7 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Write, Descs: second}))
 	stop := make(chan struct{})
 	close(stop)
-	if !p.Help(2, stop) {
-		t.Fatal("Help did nothing for a batch that waits")
-	}
+	require.True(t, p.Help(2, stop), "Help did nothing for a batch that waits")
 	const places = 2 // the one that was given back, and one for the worker to join in
 	if dst[0] != 0x5A || dst[piece] != 0 || b.queue.len() != places {
 		t.Errorf("after one piece: bytes %#x and %#x, %d in the queue; want %#x, 0 and %d", dst[0],
@@ -329,11 +338,7 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	}
 	worker.GoOn()
 	for tag := uint64(1); tag <= 2; tag++ {
-		if err := await(t, b, tag); err != nil {
-			t.Errorf("batch %d: %v", tag, err)
-		}
+		require.NoError(t, await(t, b, tag), "batch %d", tag)
 	}
-	if dst[size-1] != 0x5A {
-		t.Error("the rest of the batch is missing")
-	}
+	require.EqualValues(t, 0x5A, dst[size-1], "the rest of the batch is missing")
 }

@@ -262,9 +262,7 @@ func await(t testing.TB, b *Backend, tag uint64) error {
 		n, err := b.Poll(done[:])
 		require.NoError(t, err)
 		if n == 1 {
-			if done[0].Tag != tag {
-				t.Fatalf("completion of tag %d, want %d", done[0].Tag, tag)
-			}
+			require.EqualValues(t, tag, done[0].Tag, "completion of tag")
 			return done[0].Err
 		}
 	}
@@ -274,7 +272,5 @@ func await(t testing.TB, b *Backend, tag uint64) error {
 
 func wantError(t *testing.T, what string, err, want error) {
 	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("%s: %v, want %v", what, err, want)
-	}
+	require.ErrorIs(t, err, want, "%s", what)
 }

@@ -56,9 +56,7 @@ func inTime(t *testing.T, what string, f func() error) {
 	go func() { done <- f() }()
 	select {
 	case err := <-done:
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		require.NoError(t, err, "%s", what)
 	case <-time.After(graceMax):
 		t.Fatalf("%s: not within %v", what, graceMax)
 	}

@@ -83,9 +83,7 @@ func TestElsewhereHasNoLoopback(t *testing.T) {
 		drivertest.SkipIfUnavailable(t, err) // no network
 	}
 	require.NoError(t, err)
-	if slices.Contains(strings.Split(c.Devices, ","), "lo") {
-		t.Errorf("%+v", c)
-	}
+	require.False(t, slices.Contains(strings.Split(c.Devices, ","), "lo"), "%+v", c)
 	if _, err := (Config{Devices: "lo"}).Elsewhere(); !errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("without a way to another host: %v", err)
 	}

@@ -22,9 +22,7 @@ const patience = 30 * time.Second
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !f(); time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
+		require.False(t, time.Now().After(end), "%s: not within %v", what, patience)
 	}
 }
 
@@ -152,12 +150,14 @@ func TestImportUnanswered(t *testing.T) {
 	contextOf(p.far).freeze(true)
 	done := make(chan error, 1)
 	go func() { _, _, err := p.peer.Import(token); done <- err }()
-	time.Sleep(time.Millisecond)
+	eventually(t, "the import asks", func() bool {
+		p.peer.mu.Lock()
+		defer p.peer.mu.Unlock()
+		return len(p.peer.asks) == 1
+	})
 	closed := make(chan error, 1)
 	go func() { closed <- p.peer.Close() }()
-	if err := <-done; !errors.Is(err, driver.ErrClosed) {
-		t.Errorf("import when the peer was closed: %v", err)
-	}
+	require.ErrorIs(t, <-done, driver.ErrClosed, "import when the peer was closed")
 	contextOf(p.far).freeze(false)
 	_ = <-closed
 }

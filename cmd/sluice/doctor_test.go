@@ -55,16 +55,12 @@ func TestExplain(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	o = sluice(t, "explain", "--same-host=false", "--json")
-	if o.status != 0 {
-		t.Fatalf("%+v", o)
-	}
+	require.Zero(t, o.status, "%+v", o)
 	x := decode(t, o.stdout)
 	wantKeys(t, "explanation", x, "peer", "local", "remote", "same_host", "chosen", "why",
 		"candidates")
 	candidates := x.(map[string]any)["candidates"].([]any)
-	if len(candidates) != len(byname.All()) {
-		t.Errorf("%d candidates, there are %d backends", len(candidates), len(byname.All()))
-	}
+	require.Len(t, candidates, len(byname.All()))
 	for _, c := range candidates {
 		wantKeys(t, "candidate", c, "backend", "usable", "last_resort", "reason", "estimate_ns",
 			"rate", "measured")

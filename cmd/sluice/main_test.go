@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/internal/testing/machine"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
@@ -115,9 +117,7 @@ func withoutProgress(stderr *bytes.Buffer) string {
 // ok wants a command to have succeeded.
 func ok(t *testing.T, o outcome) outcome {
 	t.Helper()
-	if o.status != 0 {
-		t.Fatalf("%+v", o)
-	}
+	require.Zero(t, o.status, "%+v", o)
 	return o
 }
 
@@ -139,12 +139,8 @@ func decode(t *testing.T, text string) any {
 	t.Helper()
 	var v any
 	d := json.NewDecoder(strings.NewReader(text))
-	if err := d.Decode(&v); err != nil {
-		t.Fatalf("%v in:\n%s", err, text)
-	}
-	if d.More() {
-		t.Errorf("more than one value:\n%s", text)
-	}
+	require.NoError(t, d.Decode(&v), "in:\n%s", text)
+	require.False(t, d.More(), "more than one value:\n%s", text)
 	return v
 }
 
@@ -153,9 +149,7 @@ func decode(t *testing.T, text string) any {
 func wantKeys(t *testing.T, what string, v any, keys ...string) {
 	t.Helper()
 	object, ok := v.(map[string]any)
-	if !ok {
-		t.Fatalf("%s is %T", what, v)
-	}
+	require.True(t, ok, "%s is %T", what, v)
 	slices.Sort(keys)
 	if got := slices.Sorted(maps.Keys(object)); !slices.Equal(got, keys) {
 		t.Errorf("%s has the keys\n%v, want\n%v", what, got, keys)

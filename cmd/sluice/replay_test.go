@@ -102,30 +102,6 @@ func TestReplayOfAShortTrace(t *testing.T) {
 		map[string]float64{"requests": 3})
 }
 
-func TestReplayWithAborts(t *testing.T) {
-	r := replayReport(t, "--trace", smallTrace(t, 16), "--requests", "16", "--abort-rate", "0.5",
-		"--threads", "2")
-	checkAborts(t, r)
-}
-
-func checkAborts(t *testing.T, r map[string]any) {
-	t.Helper()
-	wantNumbers(t, r, map[string]float64{"requests": 16, "aborted": 8, "mismatches": 0,
-		"leaked": 0})
-	if r["blocks_watched"].(float64) < 1 {
-		t.Errorf("no block of an aborted request was watched: %v", r)
-	}
-}
-
-func TestReplayInATightPool(t *testing.T) {
-	r := replayReport(t, "--requests", "6", "--pool", "260MiB", "--trace", smallTrace(t, 6))
-	wantNumbers(t, r, map[string]float64{"mismatches": 0, "leaked": 0})
-	// The smallest pool that the largest request fits in: every block is evicted
-	// for the next one.
-	r = replayReport(t, "--requests", "12", "--pool", "16MiB", "--trace", smallTrace(t, 12))
-	wantNumbers(t, r, map[string]float64{"requests": 12, "mismatches": 0, "leaked": 0})
-}
-
 func TestReplayAtThePaceOfTheTrace(t *testing.T) {
 	r := replayReport(t, "--requests", "6", "--trace", smallTrace(t, 6), "--speed", "0.5")
 	if took := r["seconds"].(map[string]any)["replay"].(float64); took < 0.4 {
@@ -153,9 +129,7 @@ func TestReplayOfEveryModel(t *testing.T) {
 		r := replayReport(t, "--model", name, "--trace", file, "--requests", "2")
 		wantNumbers(t, r, map[string]float64{"finished": 2, "mismatches": 0, "leaked": 0,
 			"prefix_tokens": 512, "bytes": float64(bytes)})
-		if r["model"] != name {
-			t.Errorf("%s: replayed %v", name, r["model"])
-		}
+		require.Equal(t, name, r["model"])
 	}
 }
 
@@ -170,8 +144,6 @@ func TestReplayAsText(t *testing.T) {
 	wantStory(t, o)
 	for _, want := range []string{"mismatches  0", "memcpy", "filling",
 		"route       shm"} {
-		if !strings.Contains(o.stdout, want) {
-			t.Errorf("no %q in:\n%s", want, o.stdout)
-		}
+		require.Contains(t, o.stdout, want)
 	}
 }

@@ -31,9 +31,8 @@ func TestTimedSignalsEndCleanly(t *testing.T) {
 				time.Sleep(300 * time.Millisecond) // into the work
 				require.NoError(t, c.Process.Signal(sig))
 				start := time.Now()
-				if got := status(t, c.Wait()); got != statusInterrupted {
-					t.Errorf("%s: status %d, stderr %s", args, got, stderr)
-				}
+				require.EqualValues(t, statusInterrupted, status(t, c.Wait()),
+					"%s: status, stderr %s", args, stderr)
 				if took := time.Since(start); took > noticed {
 					t.Errorf("%s: took %v to end", args, took)
 				}

@@ -5,7 +5,6 @@ package copy
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -60,9 +59,7 @@ func TestDescsEqualTheObviousWay(t *testing.T) {
 			descs = append(descs, d)
 		}
 		want(op, wantLocal, wantRemote, descs)
-		if err := Descs(op, local, remote, descs, Plain); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Descs(op, local, remote, descs, Plain))
 		if !bytes.Equal(local, wantLocal) || !bytes.Equal(remote, wantRemote) {
 			t.Fatalf("round %d: %v differs from the plain copy", round, op)
 		}
@@ -177,24 +174,17 @@ func TestCopyRefusesWhatLeavesTheRange(t *testing.T) {
 		{Local: 1 << 63, Remote: 0, Len: 1 << 63}, {Local: 0, Remote: ^uint64(0), Len: 2}}
 	for _, d := range bad {
 		good := driver.Desc{Local: 0, Remote: 0, Len: 8}
-		if err := Descs(driver.Write, local, remote, []driver.Desc{good, d}, Plain); !errors.Is(err,
-			driver.ErrBounds) {
-			t.Errorf("%+v: %v, want ErrBounds", d, err)
-		}
+		require.ErrorIs(t, Descs(driver.Write, local, remote, []driver.Desc{good, d}, Plain),
+			driver.ErrBounds, "%+v", d)
 	}
 	p := driver.Pattern{Count: 1, Run: 100, Local: driver.Side{Stride: 100},
 		Remote: driver.Side{Stride: 100, List: []uint32{1}}}
-	if err := Runs(driver.Write, local, remote, &p, 0, 1, Plain); !errors.Is(err,
-		driver.ErrBounds) {
-		t.Errorf("page past the end: %v, want ErrBounds", err)
-	}
-	if err := Runs(driver.Write, local, remote, &p, 0, 2, Plain); !errors.Is(err,
-		driver.ErrBounds) {
-		t.Errorf("list shorter than the range: %v, want ErrBounds", err)
-	}
-	if !bytes.Equal(whole, bytes.Repeat([]byte{pattern}, 256)) {
-		t.Error("a refused batch moved bytes")
-	}
+	require.ErrorIs(t, Runs(driver.Write, local, remote, &p, 0, 1, Plain), driver.ErrBounds,
+		"page past the end")
+	require.ErrorIs(t, Runs(driver.Write, local, remote, &p, 0, 2, Plain), driver.ErrBounds,
+		"list shorter than the range")
+	require.True(t, bytes.Equal(whole, bytes.Repeat([]byte{pattern}, 256)),
+		"a refused batch moved bytes")
 }
 
 func TestCopyDoesNotAllocate(t *testing.T) {

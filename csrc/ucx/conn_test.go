@@ -106,9 +106,7 @@ func (l *lane) close(t testing.TB) {
 	}
 	l.conn, l.back = nil, nil
 	for _, c := range []*Context{l.near, l.far} {
-		if err := c.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
+		require.NoError(t, c.Close(), "close")
 	}
 }
 
@@ -121,13 +119,9 @@ func (l *lane) outcome(t *testing.T, tag uint64) error {
 	t.Helper()
 	var done [1]ring.Done
 	for end := time.Now().Add(testLimit); l.near.Poll(done[:]) == 0; {
-		if time.Now().After(end) {
-			t.Fatalf("tag %d does not complete", tag)
-		}
+		require.False(t, time.Now().After(end), "tag %d does not complete", tag)
 	}
-	if done[0].Tag != tag {
-		t.Fatalf("tag %d completed, want %d", done[0].Tag, tag)
-	}
+	require.EqualValues(t, tag, done[0].Tag, "tag completed")
 	return Error(done[0])
 }
 

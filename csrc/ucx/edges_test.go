@@ -98,9 +98,7 @@ func TestManyMemories(t *testing.T) {
 		require.NoError(t, l.far.Map(key, Memory{Mem: l.remote[key*8:][:8],
 			Ticket: uint64(key)}))
 	}
-	if err := l.far.Map(100, Memory{Mem: l.remote[:8], Ticket: 1}); err == nil {
-		t.Error("a key twice")
-	}
+	require.Error(t, l.far.Map(100, Memory{Mem: l.remote[:8], Ticket: 1}), "a key twice")
 	for _, key := range []uint32{4 << 20, 1 << 31} {
 		require.Error(t, l.far.Map(key, Memory{Mem: l.remote[:8], Ticket: 1}), "beyond the table")
 		require.NoError(t, l.far.Revoke(key, testLimit))
@@ -116,17 +114,14 @@ func TestManyMemories(t *testing.T) {
 	require.NoError(t, errors.Join(submit(l.conn, driver.Write, 1, d, nil),
 		l.outcome(t, 1)))
 	for _, d := range d {
-		if !bytes.Equal(l.local[d.Local:d.Local+8], l.remote[d.Local*8:d.Local*8+8]) {
-			t.Fatalf("key %d: other bytes", d.Local)
-		}
+		require.True(t, bytes.Equal(l.local[d.Local:d.Local+8], l.remote[d.Local*8:d.Local*8+8]),
+			"key %d: other bytes", d.Local)
 	}
 	for key := uint32(100); key < 100+n; key++ {
 		_ = l.far.Revoke(key, testLimit)
 	}
-	if err := errors.Join(submit(l.conn, driver.Write, 2, d, nil),
-		l.outcome(t, 2)); !errors.Is(err, driver.ErrRevoked) {
-		t.Fatalf("write to what is not there any more: %v", err)
-	}
+	require.ErrorIs(t, errors.Join(submit(l.conn, driver.Write, 2, d, nil), l.outcome(t, 2)),
+		driver.ErrRevoked, "write to what is not there any more")
 }
 
 // TestIdle leaves a connection alone for 500 times the Grace of its ends: they keep it alive, and

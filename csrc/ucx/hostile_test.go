@@ -6,7 +6,6 @@ package ucx
 
 import (
 	"bytes"
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -94,9 +93,8 @@ func TestForgedMessagesChangeNothing(t *testing.T) {
 				v.f.send(m.head, m.data)
 			}
 			v.alive(t)
-			if !bytes.Equal(before, v.mem) {
-				t.Fatalf("%s (rendezvous: %v) changed memory", name, rendezvous)
-			}
+			require.True(t, bytes.Equal(before, v.mem), "%s (rendezvous: %v) changed memory", name,
+				rendezvous)
 		}
 	}
 	for _, head := range [][]byte{nil, {1}, good.bytes()[:headBytes-1], append(good.bytes(), 0),
@@ -108,16 +106,12 @@ func TestForgedMessagesChangeNothing(t *testing.T) {
 		v.f.send(with(func(f *forged) { f.conn = conn }), eight)
 	}
 	v.alive(t)
-	if !bytes.Equal(before, v.mem) {
-		t.Fatal("a head that is none changed memory")
-	}
+	require.True(t, bytes.Equal(before, v.mem), "a head that is none changed memory")
 	// And what is right is done, in its range alone.
 	v.f.send(with(func(f *forged) { f.conn, f.off = v.conn.ID(), 100 }), eight)
 	v.alive(t)
 	copy(before[victimFrom+100:], eight)
-	if !bytes.Equal(before, v.mem) {
-		t.Fatal("a sound write changed other memory than it named")
-	}
+	require.True(t, bytes.Equal(before, v.mem), "a sound write changed other memory than it named")
 }
 
 // read submits one and returns the request that the forger got.
@@ -136,15 +130,11 @@ func (v *victim) outcome(t *testing.T, tag uint64) error {
 	t.Helper()
 	var done [1]ring.Done
 	for end := time.Now().Add(testLimit); v.Poll(done[:]) == 0; {
-		if time.Now().After(end) {
-			t.Fatalf("tag %d does not complete", tag)
-		}
+		require.False(t, time.Now().After(end), "tag %d does not complete", tag)
 		// what it was told to send may wait for the connection, and it moves only when told
 		v.f.tell("poll 5")
 	}
-	if done[0].Tag != tag {
-		t.Fatalf("tag %d completed, want %d", done[0].Tag, tag)
-	}
+	require.EqualValues(t, tag, done[0].Tag, "tag completed")
 	return Error(done[0])
 }
 
@@ -219,24 +209,17 @@ func TestForgedAnswers(t *testing.T) {
 	for tag, data := range [][]byte{long, long[:99], nil} { // not what was asked for
 		answer.seq = v.read(t, uint64(tag), driver.Desc{Local: 10, Len: 100}).seq
 		v.f.send(answer, data)
-		if err := v.outcome(t, uint64(tag)); err == nil {
-			t.Fatalf("an answer of %d bytes in the place of 100", len(data))
-		}
+		require.Error(t, v.outcome(t, uint64(tag)), "an answer of %d bytes in the place of 100",
+			len(data))
 	}
-	if !bytes.Equal(before, v.mem) {
-		t.Fatal("answers that are none changed memory")
-	}
+	require.True(t, bytes.Equal(before, v.mem), "answers that are none changed memory")
 	// Cancelled, and answered afterwards.
 	answer.seq = v.read(t, 11, driver.Desc{Local: 10, Len: 100}).seq
 	v.conn.Cancel(11)
-	if err := v.outcome(t, 11); !errors.Is(err, driver.ErrAborted) {
-		t.Fatal(err)
-	}
+	require.ErrorIs(t, v.outcome(t, 11), driver.ErrAborted)
 	v.f.send(answer, long[:100])
 	v.alive(t)
-	if !bytes.Equal(before, v.mem) {
-		t.Fatal("the answer to a cancelled read landed")
-	}
+	require.True(t, bytes.Equal(before, v.mem), "the answer to a cancelled read landed")
 	// Twice.
 	answer.seq = v.read(t, 12, driver.Desc{Local: 10, Len: 100}).seq
 	v.f.send(answer, long[:100])
@@ -244,9 +227,7 @@ func TestForgedAnswers(t *testing.T) {
 	copy(before[victimFrom+10:], long[:100])
 	v.f.send(answer, bytes.Repeat([]byte{0xbb}, 100))
 	v.alive(t)
-	if !bytes.Equal(before, v.mem) {
-		t.Fatal("the second answer landed")
-	}
+	require.True(t, bytes.Equal(before, v.mem), "the second answer landed")
 }
 
 // TestMessagesWithoutCredit: a peer that sends far more than it may is lost, and what is kept of it

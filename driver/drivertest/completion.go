@@ -16,16 +16,11 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// submitParts cuts two memories into count equal parts and submits a batch for each, without
-// waiting, until there is no room.
-func (t *test) submitParts(op driver.Op, l, r *memory, count int, message bool) (list []posted) {
-	n := l.size / uint64(count)
-	for i := range uint64(count) {
-		b := t.part(op, l, i*n, r, i*n, n)
-		if message {
-			b = withMessage(b, []byte{byte(i)})
-		}
-		tag, err := t.host.once(t.peer, b)
+// submitUntilFull submits count batches, without waiting, until there is no room.
+func (t *test) submitUntilFull(count int, next func(i int) *driver.Batch) (list []posted) {
+	for i := range count {
+		b := next(i)
+		tag, err := t.host.submitOnce(t.peer, b)
 		if errors.Is(err, driver.ErrFull) {
 			break
 		}
@@ -33,6 +28,19 @@ func (t *test) submitParts(op driver.Op, l, r *memory, count int, message bool) 
 		list = append(list, posted{tag, b})
 	}
 	return list
+}
+
+// submitPieces cuts two memories into count equal pieces and submits a batch for each, without
+// waiting, until there is no room.
+func (t *test) submitPieces(op driver.Op, l, r *memory, count int, message bool) []posted {
+	n := l.size / uint64(count)
+	return t.submitUntilFull(count, func(i int) *driver.Batch {
+		b := t.batchOf(op, l, uint64(i)*n, r, uint64(i)*n, n)
+		if message {
+			b = withMessage(b, []byte{byte(i)})
+		}
+		return b
+	})
 }
 
 // awaitAll waits for batches, each of which must have one of the outcomes wanted, and brings the
@@ -57,7 +65,7 @@ func (t *test) awaitAll(what string, list []posted, want ...error) (sent [][]byt
 			if p.b.Op == driver.Read {
 				m, off = t.locals[d.LocalKey], d.Local
 			}
-			if errors.Is(err, driver.ErrUnproven) || !m.adopt(off, d.Len) {
+			if errors.Is(err, driver.ErrUnproven) || !m.readIntoModel(off, d.Len) {
 				unknown = append(unknown, func() { m.fill(m.off+off, d.Len) })
 			}
 		}
@@ -85,8 +93,11 @@ func (t *test) awaitClosed(list []posted, want ...error) (refill func()) {
 }
 
 // startHelpers starts goroutines that call Help for batches, in any order and over and over, until
-// stop is called.
-func (t *test) startHelpers(list []posted) (stop func()) {
+// stop is called. Where help is false there are none.
+func (t *test) startHelpers(help bool, list []posted) (stop func()) {
+	if !help {
+		return func() {}
+	}
 	quit := make(chan struct{})
 	var all sync.WaitGroup
 	for g := range 3 {
@@ -102,7 +113,7 @@ func (t *test) startHelpers(list []posted) (stop func()) {
 	end := sync.OnceFunc(func() { close(quit); all.Wait() })
 	t.Cleanup(end)
 	return func() {
-		_ = t.inTime("Help, told to stop", func() error { end(); return nil })
+		t.returns("Help, told to stop", end)
 	}
 }
 
@@ -124,7 +135,7 @@ func checkLoad(t *test) {
 		var list []posted
 		for i := range uint64(2 * slots) {
 			n := lens[(i/2+round)%uint64(len(lens))]
-			b := t.part(bothOps[i%2], l, i*slot, r, i*slot, n)
+			b := t.batchOf(bothOps[i%2], l, i*slot, r, i*slot, n)
 			list = append(list, t.submit(b))
 		}
 		t.awaitSuccess("under load", list...)
@@ -137,17 +148,9 @@ func checkLoad(t *test) {
 func checkFull(t *test) {
 	for _, n := range []uint64{64, 256 << 10} {
 		l, r := t.local(n), t.remote(n)
-		b := t.whole(driver.Write, l, r)
+		b := t.batchOfAll(driver.Write, l, r)
 		for round := range 2 {
-			var list []posted
-			for len(list) < 5000 {
-				tag, err := t.host.once(t.peer, b)
-				if errors.Is(err, driver.ErrFull) {
-					break
-				}
-				t.ok(err, "submit")
-				list = append(list, posted{tag, b})
-			}
+			list := t.submitUntilFull(5000, func(int) *driver.Batch { return b })
 			if len(list) == 0 {
 				t.Fatalf("round %d: full although nothing is in flight", round)
 			}
@@ -165,7 +168,7 @@ func checkNoPoll(t *test) {
 	l, r := t.local(size), t.remote(size)
 	for round := range 3 {
 		message := t.can(driver.CanNotify)
-		list := t.submitParts(driver.Write, l, r, count, message)
+		list := t.submitPieces(driver.Write, l, r, count, message)
 		var sent [][]byte
 		for _, p := range list {
 			t.apply(p.b)
@@ -182,14 +185,14 @@ func checkNoPoll(t *test) {
 			t.expectMessages(t.far, sent...)
 		}
 		l.refill()
-		list = t.submitParts(driver.Write, l, r, count, false)
+		list = t.submitPieces(driver.Write, l, r, count, false)
 		t.ok(t.inTime("revoke memory whose writer does not poll", r.revoke), "revoke")
-		r.staysRevoked("round %d, revoked from a writer that does not poll", round)
+		r.expectNoMoreLanding("round %d, revoked from a writer that does not poll", round)
 		for _, p := range list {
 			t.wantErr(t.await(p.tag), "a write to memory that was revoked", nil, driver.ErrRevoked)
 		}
 		r.expect("when the writes had ended")
-		t.forget(r)
+		t.drop(r)
 		r.reregister()
 		t.importMemory(r)
 	}
@@ -206,22 +209,19 @@ func checkCancel(t *test) {
 			target = l
 		}
 		message := op == driver.Write && round%4 == 2 && t.can(driver.CanNotify)
-		list := t.submitParts(op, l, r, count, message)
-		stop := func() {}
-		if round >= 4 {
-			stop = t.startHelpers(list)
-		}
+		list := t.submitPieces(op, l, r, count, message)
+		stop := t.startHelpers(round >= 4, list)
 		var all sync.WaitGroup
 		for i := range list { // the last ones first: they have hardly begun
 			all.Go(func() { t.peer.Cancel(list[len(list)-1-i].tag) })
 		}
-		_ = t.inTime("Cancel", func() error { all.Wait(); return nil })
+		t.returns("Cancel", all.Wait)
 		sent, refill := t.awaitAll("a batch that was cancelled", list, nil, driver.ErrAborted)
 		refill()
 		stop()
 		t.expectMessages(t.far, sent...)
-		t.visible()
-		target.leftAlone("behind the completion of a %v that was cancelled", op)
+		t.makeVisible()
+		target.expectNoLanding("behind the completion of a %v that was cancelled", op)
 	}
 	t.compare("after all that was cancelled")
 }
@@ -230,7 +230,7 @@ func checkCancel(t *test) {
 func checkCancelNothing(t *test) {
 	const n = 4 << 20
 	l, r := t.local(n), t.remote(n)
-	b := t.whole(driver.Write, l, r)
+	b := t.batchOfAll(driver.Write, l, r)
 	finished := t.submit(b)
 	t.awaitSuccess("first", finished)
 	other, err := t.host.connect(t.addr, t.h.limit)
@@ -258,17 +258,17 @@ func checkDrop(t *test) {
 		if r.importKey == first {
 			t.Fatalf("two imports of a token have the same key %d", first)
 		}
-		p := t.submit(t.whole(driver.Write, l, r))
+		p := t.submit(t.batchOfAll(driver.Write, l, r))
 		t.peer.Drop(r.importKey)
 		t.peer.Drop(r.importKey)
 		t.awaitSuccess("whose key was dropped", p)
 		t.refused("with a key that was dropped", driver.ErrBounds, p.b)
 		delete(t.remotes, r.importKey)
 		r.importKey = first
-		t.move(t.whole(driver.Read, l, r))
+		t.move(t.batchOfAll(driver.Read, l, r))
 		t.compare("after a key was dropped in flight")
 		l.refill()
-		t.forget(r)
+		t.drop(r)
 		t.importMemory(r)
 	}
 }
@@ -284,16 +284,12 @@ func checkHelp(t *test) {
 	for round := range 6 {
 		op := bothOps[round%2]
 		message := op == driver.Write && t.can(driver.CanNotify)
-		list := t.submitParts(op, l, r, count, message)
-		end := func() {}
-		if round >= 3 {
-			end = t.startHelpers(list)
-		}
+		list := t.submitPieces(op, l, r, count, message)
+		end := t.startHelpers(round >= 3, list)
 		var sent [][]byte
 		for _, p := range list {
-			_ = t.inTime("Help", func() error {
+			t.returns("Help", func() {
 				t.peer.Help(p.tag, [](<-chan struct{}){nil, stop}[round/2%2])
-				return nil
 			})
 			t.awaitSuccess("with help", p)
 			sent = append(sent, p.b.Notify)
@@ -319,15 +315,12 @@ func checkPeerClose(t *test) {
 	const count, size = 16, 16 << 20
 	l, r := t.local(size), t.remote(size)
 	for round := range 4 {
-		list := t.submitParts(driver.Write, l, r, count, false)
-		stop := func() {}
-		if round%2 == 1 {
-			stop = t.startHelpers(list)
-		}
+		list := t.submitPieces(driver.Write, l, r, count, false)
+		stop := t.startHelpers(round%2 == 1, list)
 		t.closeInTime("peer", t.peer.Close)
 		stop()
 		t.awaitClosed(list, nil, driver.ErrClosed)()
-		r.leftAlone("behind Peer.Close, round %d", round)
+		r.expectNoLanding("behind Peer.Close, round %d", round)
 		t.closedPeer("Peer.Close", l, r)
 		if lost := t.peer.Lost(); lost != nil {
 			t.until("Lost of a peer that was closed", func() bool { return closed(lost) })
@@ -367,12 +360,12 @@ func checkBackendClose(t *test) {
 	if one, two := t.local(64), t.local(64); one.key == two.key {
 		t.Errorf("two memories have key %d, which was another's that was revoked twice", one.key)
 	}
-	list := t.submitParts(driver.Write, l, r, count, false)
+	list := t.submitPieces(driver.Write, l, r, count, false)
 	for range 2 {
 		t.closeInTime("backend", t.host.b.Close)
 	}
 	t.awaitClosed(list, nil, driver.ErrClosed)()
-	r.leftAlone("behind Backend.Close")
+	r.expectNoLanding("behind Backend.Close")
 	for range 3 {
 		n, err := t.host.poll()
 		if n != 0 || !errors.Is(err, driver.ErrClosed) {
@@ -384,7 +377,7 @@ func checkBackendClose(t *test) {
 	_, err = t.host.connect(t.addr, t.h.limit)
 	t.wantErr(err, "Connect after Close", driver.ErrClosed)
 	t.closedPeer("Backend.Close", l, r)
-	_ = t.inTime("calls after Close", func() error { // must return, and not panic
+	t.returns("calls after Close", func() { // which must not panic
 		t.host.b.Caps()
 		t.host.b.Addr()
 		_, _ = m.AppendToken(nil)
@@ -398,7 +391,6 @@ func checkBackendClose(t *test) {
 		t.peer.Lost()
 		t.peer.Help(firstTag, nil)
 		t.peer.Cancel(firstTag)
-		return nil
 	})
 }
 
@@ -411,8 +403,8 @@ func checkTogether(t *test) {
 	token, late := t.remote(n).token, t.local(n)
 	writer := func() func() error {
 		l, r := t.local(n), t.remote(n)
-		write := t.part(driver.Write, l, 0, r, n/4, n/2)
-		read := t.part(driver.Read, l, n/2, r, n/4, n/2)
+		write := t.batchOf(driver.Write, l, 0, r, n/4, n/2)
+		read := t.batchOf(driver.Read, l, n/2, r, n/4, n/2)
 		return func() error {
 			for _, b := range []*driver.Batch{write, read} {
 				tag, err := t.host.submit(t.peer, b)
@@ -502,11 +494,11 @@ func checkTogether(t *test) {
 			}
 		})
 	}
-	_ = t.inTime("calls from many goroutines", func() error { warmUp.Wait(); return nil })
+	t.returns("calls from many goroutines", warmUp.Wait)
 	close(closing)
 	t.closeInTime("backend", t.host.b.Close)
 	close(closedNow)
-	_ = t.inTime("calls beside Close", func() error { all.Wait(); return nil })
+	t.returns("calls beside Close", all.Wait)
 }
 
 // disk models the bytes of a memory that would survive a loss of power: those that it held when the
@@ -545,9 +537,9 @@ func checkDurable(t *test) {
 		l.refill()
 		var list [slots]posted
 		for i := range uint64(slots) {
-			b := t.part(driver.Write, l, i*slot, r, i*slot, lens[(i+round)%slots])
+			b := t.batchOf(driver.Write, l, i*slot, r, i*slot, lens[(i+round)%slots])
 			if i == 3 && t.can(driver.CanPattern) {
-				b = shaped(driver.Write, l, r, driver.Pattern{Run: 1000, Count: 30,
+				b = patternBatch(driver.Write, l, r, driver.Pattern{Run: 1000, Count: 30,
 					Local:  driver.Side{Base: i * slot, Stride: 1000},
 					Remote: driver.Side{Base: i * slot, Stride: 2000}})
 			}
@@ -580,7 +572,7 @@ func checkChurn(t *test) {
 	l, whole := t.local(n), t.far.shared(4*n)
 	open := t.descriptors()
 	for range 40 {
-		part := whole.registerPart(n, n)
+		part := whole.registerRange(n, n)
 		other, err := t.host.connect(t.addr, t.h.limit)
 		t.ok(err, "connect")
 		p := t.host.peer(other)

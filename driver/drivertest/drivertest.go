@@ -35,8 +35,8 @@
 //   - It compares all memory with the models, so that it also finds bytes that landed outside the
 //     ranges that were named. Where nothing may land any more (after a cancel, a revoke, a close)
 //     it reads the memory at that moment, also of a process that is stopped. The memory must keep
-//     those bytes for a while, and then others that its owner writes (memory.adopt,
-//     memory.leftAlone).
+//     those bytes for a while, and then others that its owner writes (memory.readIntoModel,
+//     memory.expectNoLanding).
 //   - When it ends, both sides close. Descriptors, goroutines and registered bytes that are left
 //     are a failure.
 //
@@ -134,9 +134,9 @@ const (
 )
 
 const (
-	everywhere = Self | Pair | Processes
-	apart      = Pair | Processes // two backends
-	here       = Self | Pair      // one process
+	anyWiring   = Self | Pair | Processes
+	twoBackends = Pair | Processes // two backends
+	oneProcess  = Self | Pair      // one process
 )
 
 var wiringNames = map[Wiring]string{Self: "self", Pair: "pair", Processes: "processes"}
@@ -238,7 +238,7 @@ func Run(t *testing.T, h Harness) {
 		}
 	}
 	wirings := h.wirings(caps)
-	if raceEnabled && len(wirings) > 1 && wirings[0] == Self && !strings.HasPrefix(t.Name(),
+	if testkit.RaceEnabled && len(wirings) > 1 && wirings[0] == Self && !strings.HasPrefix(t.Name(),
 		"TestSoak") {
 		wirings = wirings[1:]
 	}

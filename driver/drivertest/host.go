@@ -28,24 +28,24 @@ var errLate = errors.New("nothing happened within the limit")
 // one, and obeys requests in either. It polls for all, and notes whatever breaks "each accepted tag
 // completes exactly once" and "one last message of each connection".
 type host struct {
-	h *Harness
-	b driver.Backend
+	harness *Harness
+	b       driver.Backend
 
 	polling, receiving sync.Mutex // Poll never runs twice at once, and neither does Receive
 
-	mu      sync.Mutex     // guards what follows
-	tags    []outcome      // by tag-firstTag
-	open    int            // tags in flight
-	faults  []string       // broken promises
-	ended   map[uint64]int // last messages by connection
-	spaces  []*Space
-	regions []*region
-	peers   []driver.Peer
-	task    *task
-	stuck   bool // a call has not come back: memory stays
-	spot    string
-	arrived chan struct{} // a goroutine has come to the spot
-	goOn    chan struct{}
+	mu       sync.Mutex     // guards what follows
+	tags     []outcome      // by tag-firstTag
+	open     int            // tags in flight
+	breaches []string       // broken promises
+	ended    map[uint64]int // last messages by connection
+	spaces   []*Space
+	regions  []*region
+	peers    []driver.Peer
+	task     *task
+	stuck    bool // a call has not come back: memory stays
+	spot     string
+	arrived  chan struct{} // a goroutine has come to the spot
+	goOn     chan struct{}
 }
 
 type outcome struct {
@@ -70,13 +70,13 @@ func newHost(h *Harness) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &host{h: h, b: b, ended: map[uint64]int{}}, nil
+	return &host{harness: h, b: b, ended: map[uint64]int{}}, nil
 }
 
-// fault notes a broken promise. The caller holds mu.
-func (h *host) fault(format string, args ...any) {
-	if len(h.faults) < 20 {
-		h.faults = append(h.faults, testkit.BrokenPromise+fmt.Sprintf(format, args...))
+// breach notes a broken promise. The caller holds mu.
+func (h *host) breach(format string, args ...any) {
+	if len(h.breaches) < 20 {
+		h.breaches = append(h.breaches, testkit.BrokenPromise+fmt.Sprintf(format, args...))
 	}
 }
 
@@ -85,9 +85,9 @@ func (h *host) allocate(kind string, n uint64) (id int, err error) {
 	var s *Space
 	switch kind {
 	case "local":
-		s, err = h.h.Local(n)
+		s, err = h.harness.Local(n)
 	case "shared":
-		s, err = h.h.Remote(n)
+		s, err = h.harness.Remote(n)
 	default:
 		s, err = spoilable(n, kind)
 	}
@@ -163,9 +163,9 @@ func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
 	defer h.mu.Unlock()
 	switch conn := p.Conn(); {
 	case (conn == 0) != (p.Can()&driver.CanNotify == 0):
-		h.fault("Peer.Conn is %d, and Can is %b", conn, p.Can())
+		h.breach("Peer.Conn is %d, and Can is %b", conn, p.Can())
 	case conn != 0 && h.ended[conn] != 0:
-		h.fault("Peer.Conn of a new Peer is %d, a number that this backend has used before", conn)
+		h.breach("Peer.Conn of a new Peer is %d, a number that this backend has used before", conn)
 	case conn != 0:
 		h.ended[conn] = -1 // ours: it has no last message
 	}
@@ -173,8 +173,8 @@ func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
 	return len(h.peers) - 1, nil
 }
 
-// once submits a batch one time, and returns its tag.
-func (h *host) once(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
+// submitOnce submits a batch one time, and returns its tag.
+func (h *host) submitOnce(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
 	h.mu.Lock() // before Submit, since the completion may be there before that returns
 	tag = firstTag + uint64(len(h.tags))
 	h.tags = append(h.tags, outcome{})
@@ -186,7 +186,7 @@ func (h *host) once(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if o := &h.tags[tag-firstTag]; o.completed {
-		h.fault("tag %#x completed (%v) although Submit had refused it", tag, o.err)
+		h.breach("tag %#x completed (%v) although Submit had refused it", tag, o.err)
 	} else {
 		o.refused = true
 		h.open--
@@ -196,8 +196,8 @@ func (h *host) once(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
 
 // submit submits a batch as the engine does: where the backend is full it polls and tries again.
 func (h *host) submit(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
-	for wait := newWait(h.h.limit); ; {
-		tag, err = h.once(p, b)
+	for wait := newWait(h.harness.limit); ; {
+		tag, err = h.submitOnce(p, b)
 		if !errors.Is(err, driver.ErrFull) {
 			return tag, err
 		}
@@ -227,14 +227,14 @@ func (h *host) poll() (int, error) {
 	for _, c := range done[:n] {
 		i := c.Tag - firstTag
 		if i >= uint64(len(h.tags)) {
-			h.fault("a completion (%v) of tag %#x, which was not submitted", c.Err, c.Tag)
+			h.breach("a completion (%v) of tag %#x, which was not submitted", c.Err, c.Tag)
 			continue
 		}
 		switch o := &h.tags[i]; {
 		case o.completed:
-			h.fault("tag %#x completed twice: first %v, then %v", c.Tag, o.err, c.Err)
+			h.breach("tag %#x completed twice: first %v, then %v", c.Tag, o.err, c.Err)
 		case o.refused:
-			h.fault("tag %#x completed (%v) although Submit had refused it", c.Tag, c.Err)
+			h.breach("tag %#x completed (%v) although Submit had refused it", c.Tag, c.Err)
 		default:
 			o.completed, o.err = true, c.Err
 			h.open--
@@ -253,7 +253,7 @@ func (h *host) outcome(tag uint64) (done bool, err error) {
 
 // await polls until the tag is done, and returns its outcome, or errLate.
 func (h *host) await(tag uint64) error {
-	for wait := newWait(h.h.limit); ; {
+	for wait := newWait(h.harness.limit); ; {
 		if done, err := h.outcome(tag); done {
 			return err
 		}
@@ -313,12 +313,12 @@ func (h *host) receiveOnce(msgs []driver.Message) (int, error) {
 	for _, m := range msgs[:n] {
 		switch ended := h.ended[m.Conn]; {
 		case m.Conn == 0:
-			h.fault("a message (%x, %v) has no number of a connection", head(m.Data), m.Err)
+			h.breach("a message (%x, %v) has no number of a connection", head(m.Data), m.Err)
 		case ended > 0:
-			h.fault("connection %d: %x (%v) came behind its last message", m.Conn, head(m.Data),
+			h.breach("connection %d: %x (%v) came behind its last message", m.Conn, head(m.Data),
 				m.Err)
 		case m.Err != nil && (ended < 0 || m.Data != nil || !errors.Is(m.Err, driver.ErrPeerLost)):
-			h.fault("connection %d (ours: %v): last message %x with %v, want no data and %v",
+			h.breach("connection %d (ours: %v): last message %x with %v, want no data and %v",
 				m.Conn, ended < 0, head(m.Data), m.Err, driver.ErrPeerLost)
 		case m.Err != nil:
 			h.ended[m.Conn] = 1
@@ -372,7 +372,7 @@ func (h *host) answer(conn uint64, b []byte) error {
 		if _, err := h.poll(); err != nil {
 			return err
 		}
-		if err := h.sleep(h.h.limit); err != nil {
+		if err := h.sleep(h.harness.limit); err != nil {
 			return fmt.Errorf("wait for room for an answer: %w", err)
 		}
 	}
@@ -405,14 +405,14 @@ func (h *host) finish(stop bool) error {
 	select {
 	case <-t.done:
 		return t.err
-	case <-time.After(h.h.limit):
+	case <-time.After(h.harness.limit):
 		return fmt.Errorf("end of what runs beside: %w", errLate)
 	}
 }
 
-// pump submits batches, most at a time, until quit is closed or one fails, but not with ignored. It
-// returns the first error, or that a batch never completes.
-func (h *host) pump(p driver.Peer, quit <-chan struct{}, most int, help bool, ignored error,
+// submitUntil submits batches, most at a time, until quit is closed or one fails, but not with
+// ignored. It returns the first error, or that a batch never completes.
+func (h *host) submitUntil(p driver.Peer, quit <-chan struct{}, most int, help bool, ignored error,
 	next func(seq uint64) *driver.Batch) (err error) {
 	var flying []uint64
 	for seq := uint64(0); err == nil && !closed(quit); seq++ {
@@ -446,7 +446,8 @@ func (h *host) flood(p driver.Peer, b *driver.Batch) {
 		errs := make([]error, 3)
 		for g := range errs {
 			all.Go(func() {
-				errs[g] = h.pump(p, t.stop, 3, g == 0, nil, func(uint64) *driver.Batch { return b })
+				same := func(uint64) *driver.Batch { return b }
+				errs[g] = h.submitUntil(p, t.stop, 3, g == 0, nil, same)
 			})
 		}
 		all.Wait()
@@ -462,7 +463,7 @@ func (h *host) flood(p driver.Peer, b *driver.Batch) {
 func (h *host) echo() {
 	h.begin(func(t *task) {
 		for !closed(t.stop) {
-			got, err := h.receive(1, h.h.limit, true)
+			got, err := h.receive(1, h.harness.limit, true)
 			if err != nil || got[0].Err != nil {
 				t.err = err
 				return
@@ -480,7 +481,7 @@ func (h *host) park(spot string) {
 	defer h.mu.Unlock()
 	arrived, goOn := make(chan struct{}), make(chan struct{})
 	h.spot, h.arrived, h.goOn = spot, arrived, goOn
-	h.h.Park(spot, func() {
+	h.harness.Park(spot, func() {
 		close(arrived)
 		<-goOn
 	})
@@ -491,7 +492,7 @@ func (h *host) parked() error {
 	select {
 	case <-h.arrived:
 		return nil
-	case <-time.After(h.h.limit):
+	case <-time.After(h.harness.limit):
 		return fmt.Errorf("nothing comes to %q: %w", h.spot, errLate)
 	}
 }
@@ -500,44 +501,44 @@ func (h *host) proceed() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.goOn != nil {
-		h.h.Park(h.spot, nil)
+		h.harness.Park(h.spot, nil)
 		close(h.goOn)
 		h.goOn = nil
 	}
 }
 
 // close ends everything, and returns what was wrong.
-func (h *host) close() (faults []string) {
+func (h *host) close() (breaches []string) {
 	h.proceed() // a check that failed may have left it
 	if err := h.finish(true); errors.Is(err, errLate) {
-		faults = append(faults, err.Error())
+		breaches = append(breaches, err.Error())
 	}
-	if err := within(h.h.limit, h.b.Close); err != nil {
+	if err := within(h.harness.limit, h.b.Close); err != nil {
 		h.stuck = errors.Is(err, errLate)
-		faults = append(faults, fmt.Sprintf("close backend: %v", err))
+		breaches = append(breaches, fmt.Sprintf("close backend: %v", err))
 	}
-	for wait := newWait(h.h.limit); ; {
+	for wait := newWait(h.harness.limit); ; {
 		n, err := h.poll()
 		if errors.Is(err, driver.ErrClosed) {
 			break
 		}
 		if n == 0 && !wait.more() {
-			faults = append(faults, fmt.Sprintf("Poll after Close: %v, want %v", err,
+			breaches = append(breaches, fmt.Sprintf("Poll after Close: %v, want %v", err,
 				driver.ErrClosed))
 			break
 		}
 	}
 	for id := range h.spaces {
 		if err := h.free(id); err != nil {
-			faults = append(faults, fmt.Sprintf("free memory: %v", err))
+			breaches = append(breaches, fmt.Sprintf("free memory: %v", err))
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.open > 0 {
-		h.fault("%d of %d tags never completed", h.open, len(h.tags))
+		h.breach("%d of %d tags never completed", h.open, len(h.tags))
 	}
-	return append(faults, h.faults...)
+	return append(breaches, h.breaches...)
 }
 
 // within runs f, but does not wait for longer than the limit.

@@ -18,11 +18,11 @@ func checkPeerKilled(t *test) {
 	l, target, r, source := t.local(size), t.local(size), t.remote(size), t.remote(size)
 	conn := uint64(0)
 	if t.can(driver.CanNotify) {
-		conn = t.farTells(t.connectBack(), []byte("before the end"))
+		conn = t.sendToNear(t.connectBack(), []byte("before the end"))
 		t.fillAnswers(conn)
 	}
-	writes := t.submitParts(driver.Write, l, r, count, false)
-	reads := t.submitParts(driver.Read, target, source, count, false)
+	writes := t.submitPieces(driver.Write, l, r, count, false)
+	reads := t.submitPieces(driver.Read, target, source, count, false)
 	t.peer.Cancel(writes[0].tag) // must not keep it from completing
 	killed := make(chan error, 1)
 	go func() { killed <- t.proc.kill() }()
@@ -43,7 +43,7 @@ func checkPeerKilled(t *test) {
 		driver.ErrPeerLost, driver.ErrAborted)
 	refill()
 	t.until("Lost of a killed peer", func() bool { return closed(t.peer.Lost()) })
-	t.wantErr(t.outcomeOf(t.whole(driver.Write, l, r)), "a write to a killed peer",
+	t.wantErr(t.outcomeOf(t.batchOfAll(driver.Write, l, r)), "a write to a killed peer",
 		driver.ErrPeerLost)
 	t.expectNoMessages(t.near)
 	target.expect("behind reads from a peer that was killed")
@@ -60,8 +60,7 @@ func checkPeerFrozen(t *test) {
 	t.closeFrozen(50*time.Millisecond, closePeer, func() {
 		_ = t.tryConnect("a frozen process", t.addr, 100*time.Millisecond) // in time is all
 		t.closeInTime("the backend of a frozen peer", t.host.b.Close)
-		t.host = t.open("second near")
-		t.near = &side{t, "second near", t.host}
+		t.reopenNear()
 	})
 }
 
@@ -71,10 +70,7 @@ func checkPeerThawed(t *test) {
 	closePeer := func() { t.closeInTime("a frozen peer", t.peer.Close) }
 	t.closeFrozen(50*time.Millisecond, closePeer, func() {})
 	closeBackend := func() { t.closeInTime("a backend with a frozen peer", t.host.b.Close) }
-	t.closeFrozen(0, closeBackend, func() {
-		t.host = t.open("second near")
-		t.near = &side{t, "second near", t.host}
-	})
+	t.closeFrozen(0, closeBackend, t.reopenNear)
 }
 
 // closeFrozen closes what closing does while the far side stands still with work in flight. What
@@ -84,7 +80,7 @@ func (t *test) closeFrozen(pause time.Duration, closing, beside func()) {
 	const count, size = 8, 8 << 20
 	l, target, r, source := t.local(size), t.local(size), t.remote(size), t.remote(size)
 	farHears := func(what func(m message) bool) {
-		for !what(t.far.must(request{Do: "receive", Count: 1}).Messages[0]) {
+		for !what(t.far.receive()) {
 		}
 	}
 	conn := uint64(0)
@@ -97,8 +93,8 @@ func (t *test) closeFrozen(pause time.Duration, closing, beside func()) {
 		})
 	}
 	t.ok(t.proc.freeze(), "freeze")
-	writes := t.submitParts(driver.Write, l, r, count, false)
-	reads := t.submitParts(driver.Read, target, source, count, false)
+	writes := t.submitPieces(driver.Write, l, r, count, false)
+	reads := t.submitPieces(driver.Read, target, source, count, false)
 	time.Sleep(pause)
 	closing()
 	refill := t.awaitClosed(append(writes, reads...), nil, driver.ErrClosed, driver.ErrAborted,
@@ -111,19 +107,19 @@ func (t *test) closeFrozen(pause time.Duration, closing, beside func()) {
 	t.connect()
 	mine, other := t.local(4096), t.remote(4096)
 	for range 8 {
-		t.move(t.whole(driver.Write, mine, other))
-		t.move(t.whole(driver.Read, mine, other))
+		t.move(t.batchOfAll(driver.Write, mine, other))
+		t.move(t.batchOfAll(driver.Read, mine, other))
 	}
 	refill()
-	r.staysSame("when the peer went on after Close")
-	target.staysSame("when the peer went on after Close")
+	r.expectUnchanged("when the peer went on after Close")
+	target.expectUnchanged("when the peer went on after Close")
 }
 
 // checkPeerSilent freezes a peer for which nothing waits, for longer than the backend's grace: it
 // is not lost.
 func checkPeerSilent(t *test) {
 	l, r := t.local(1<<16), t.remote(1<<16)
-	t.move(t.whole(driver.Write, l, r))
+	t.move(t.batchOfAll(driver.Write, l, r))
 	t.ok(t.proc.freeze(), "freeze")
 	select {
 	case <-t.peer.Lost():
@@ -131,7 +127,7 @@ func checkPeerSilent(t *test) {
 	case <-time.After(2 * t.h.Grace):
 	}
 	t.ok(t.proc.thaw(), "thaw")
-	t.move(t.whole(driver.Read, l, r))
+	t.move(t.batchOfAll(driver.Read, l, r))
 	t.compare("after a silence")
 }
 
@@ -161,18 +157,17 @@ func checkConnect(t *test) {
 	p, err := t.host.b.Connect(ctx, t.addr)
 	t.ok(err, "connect")
 	cancel() // which ends nothing that has returned
-	_ = t.inTime("connect with a context that is over", func() error {
+	t.returns("connect with a context that is over", func() {
 		other, err := t.host.b.Connect(ctx, t.addr)
 		if err == nil {
 			_ = other.Close()
 		} else {
 			t.wantErr(err, "connect with a context that is over", context.Canceled)
 		}
-		return nil
 	})
 	t.peer = p
 	t.importMemory(r)
-	under := t.submit(t.whole(driver.Write, l, r))
+	under := t.submit(t.batchOfAll(driver.Write, l, r))
 	if lost != nil && closed(lost) {
 		t.Errorf("Lost is closed although the peer is there")
 	}

@@ -46,10 +46,10 @@ func checkMessageBehindItsBytes(t *test) {
 		var list []posted
 		var sums []uint32
 		for i := range uint64(slots) {
-			b := t.part(driver.Write, l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))])
+			b := t.batchOf(driver.Write, l, i*slot, r, i*slot, lens[(i+round)%uint64(len(lens))])
 			if t.can(driver.CanPattern) && i%5 == 4 {
 				side := driver.Side{Base: i * slot, Stride: slot / 50}
-				b = shaped(driver.Write, l, r, driver.Pattern{Run: slot / 50, Count: 50,
+				b = patternBatch(driver.Write, l, r, driver.Pattern{Run: slot / 50, Count: 50,
 					Local: side, Remote: side})
 			}
 			v := voucher{uint64(r.id), r.off + i*slot, slot}
@@ -85,7 +85,7 @@ func checkMessageOrder(t *test) {
 		b := batch(driver.Write)
 		switch i % 4 {
 		case 0:
-			b = t.whole(driver.Write, l, r)
+			b = t.batchOfAll(driver.Write, l, r)
 		case 1:
 			b = batch(driver.Write, desc(l, 0, r, 0, 64))
 		}
@@ -104,7 +104,7 @@ func checkMessageBackPressure(t *test) {
 	size := min(4096, t.caps.MessageMax)
 	sent, heard := 0, 0
 	send := func() bool {
-		_, err := t.host.once(t.peer, messageAlone(numbered(sent, 1, size)[0]))
+		_, err := t.host.submitOnce(t.peer, messageAlone(numbered(sent, 1, size)[0]))
 		if err == nil {
 			sent++
 		} else if !errors.Is(err, driver.ErrFull) {
@@ -156,7 +156,7 @@ func checkMessageBackPressure(t *test) {
 		hear(t.receiving(t.far, min(100, sent-heard), false))
 		_, _ = t.host.poll()
 	}
-	t.tell([]byte("behind them all"))
+	t.sendToFar([]byte("behind them all"))
 }
 
 // checkMessageOfFailed has batches fail since their memory is revoked: their messages do not
@@ -166,12 +166,12 @@ func checkMessageOfFailed(t *test) {
 	l, r := t.local(n), t.remote(n)
 	t.ok(r.revoke(), "revoke")
 	for _, size := range []uint64{64, n} {
-		b := withMessage(t.part(driver.Write, l, 0, r, 0, size),
+		b := withMessage(t.batchOf(driver.Write, l, 0, r, 0, size),
 			[]byte("not to come"))
 		t.wantErr(t.outcomeOf(b), "a message behind memory that was revoked", driver.ErrRevoked)
 	}
 	delete(t.remotes, r.importKey)
-	t.tell([]byte("the next to come"))
+	t.sendToFar([]byte("the next to come"))
 	t.expectNoMessages(t.far)
 	r.expect("after batches that failed")
 }
@@ -184,12 +184,12 @@ func checkLastMessage(t *test) {
 	var numbers []uint64
 	for round := range 4 {
 		t.importMemory(r)
-		conn := t.tell([]byte("first"))
+		conn := t.sendToFar([]byte("first"))
 		if slices.Contains(numbers, conn) {
 			t.Errorf("connection %d is another's number", conn)
 		}
 		numbers = append(numbers, conn)
-		list := t.submitParts(driver.Write, l, r, count, true)
+		list := t.submitPieces(driver.Write, l, r, count, true)
 		if round == 3 {
 			t.closeInTime("backend", t.host.b.Close)
 		} else {
@@ -200,7 +200,7 @@ func checkLastMessage(t *test) {
 			return // nobody is left to receive
 		}
 		for last := -1; ; {
-			m := t.far.must(request{Do: "receive", Count: 1}).Messages[0]
+			m := t.far.receive()
 			if m.Conn != conn || m.Err == nil && int(m.Data[0]) <= last {
 				t.broken("message %x (%v) by connection %d behind %d by %d", m.Data, m.Err, m.Conn,
 					last, conn)
@@ -242,9 +242,9 @@ func (t *test) fillAnswers(conn uint64) (sent int, msg []byte) {
 // where there is no room, and no longer once it has ended.
 func checkAnswers(t *test) {
 	most := t.caps.MessageMax
-	first, firstPeer := t.tell([]byte("answer me")), t.peer
+	first, firstPeer := t.sendToFar([]byte("answer me")), t.peer
 	t.connect()
-	second := t.tell([]byte("and me"))
+	second := t.sendToFar([]byte("and me"))
 	if first == second || firstPeer.Conn() == t.peer.Conn() {
 		t.Fatalf("two connections have the numbers %d and %d, here %d and %d", first, second,
 			firstPeer.Conn(), t.peer.Conn())
@@ -273,7 +273,7 @@ func checkAnswers(t *test) {
 		driver.ErrPeerLost)
 
 	// The near side answers the far one, which does not receive, until it is full, and then sleeps.
-	conn := t.farTells(t.connectBack(), []byte("a lot, please"))
+	conn := t.sendToNear(t.connectBack(), []byte("a lot, please"))
 	sent, msg := t.fillAnswers(conn)
 	got := t.receiving(t.far, sent+10, false)
 	for i := range 10 {

@@ -57,7 +57,7 @@ type reply struct {
 	Sum      uint32    `json:",omitempty"`
 	Data     []byte    `json:",omitempty"`
 	Messages []message `json:",omitempty"`
-	Faults   []string  `json:",omitempty"`
+	Breaches []string  `json:",omitempty"`
 	Err      *relayed  `json:",omitempty"`
 }
 
@@ -94,7 +94,7 @@ func (h *host) received(m driver.Message) message {
 // do obeys one request.
 func (h *host) do(q request) (r reply) {
 	if q.Limit == 0 {
-		q.Limit = h.h.limit
+		q.Limit = h.harness.limit
 	}
 	var err error
 	switch q.Do {
@@ -128,7 +128,8 @@ func (h *host) do(q request) (r reply) {
 		if q.Over {
 			cancel()
 		}
-		err = within(h.h.limit+q.Limit, func() error { return h.region(q.ID).mem.Revoke(ctx) })
+		m := h.region(q.ID).mem
+		err = within(h.harness.limit+q.Limit, func() error { return m.Revoke(ctx) })
 	case "connect":
 		r.ID, err = h.connect(q.Data, q.Limit)
 	case "import":
@@ -237,7 +238,7 @@ func serve(name string, harnesses []Harness) error {
 			side, err = newHost(&h)
 			r.Err = relay(err)
 		case "close":
-			r.Faults = append(side.close(), leaks()...)
+			r.Breaches = append(side.close(), leaks()...)
 		default:
 			r = side.do(q)
 		}

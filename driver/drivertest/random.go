@@ -261,7 +261,7 @@ func (r *random) hear(w *way, ended bool) {
 		if len(w.unheard) == 0 && !ended {
 			return
 		}
-		m := w.to.must(request{Do: "receive", Count: 1}).Messages[0]
+		m := w.to.receive()
 		if errors.Is(m.Err, driver.ErrPeerLost) && ended {
 			break
 		}
@@ -339,7 +339,7 @@ func (r *random) drop(w *way) {
 
 // closePeer closes a connection with work in flight.
 func (r *random) closePeer(w *way) {
-	w.from.must(request{Do: "close peer", Peer: w.peer})
+	w.from.closePeer(w.peer)
 	r.closed(w)
 }
 
@@ -359,7 +359,7 @@ func (r *random) freeze() {
 	out, back := r.ways[0], r.ways[1]
 	closes := r.IntN(3) == 0
 	if closes {
-		r.near.must(request{Do: "close peer", Peer: out.peer})
+		r.near.closePeer(out.peer)
 	}
 	for i := range r.IntN(regionCount + 1) {
 		r.revoke(back, i)
@@ -389,9 +389,9 @@ func (r *random) killed(conns int) {
 			f.target.fill(f.target.off+f.at, slotLen)
 		}
 	}
-	r.near.must(request{Do: "close peer", Peer: out.peer})
+	r.near.closePeer(out.peer)
 	for r.can(driver.CanNotify) && conns > 0 {
-		if m := r.near.must(request{Do: "receive", Count: 1}).Messages[0]; m.Err != nil {
+		if m := r.near.receive(); m.Err != nil {
 			conns--
 		}
 	}
@@ -424,7 +424,7 @@ func (r *random) storm() {
 	for i := range uint64(leaseParts + leaseOwn) {
 		m := whole
 		if i < leaseParts {
-			m = whole.registerPart(i*leaseLen, leaseLen)
+			m = whole.registerRange(i*leaseLen, leaseLen)
 		} else {
 			m = r.near.shared(leaseLen)
 		}
@@ -449,14 +449,14 @@ func (r *random) storm() {
 		if !leaseLasts(i) {
 			all.Go(func() {
 				errs[i] = leases[i].revoke()
-				leases[i].adopt(0, leaseLen)
+				leases[i].readIntoModel(0, leaseLen)
 			})
 		}
 	}
 	all.Wait()
 	r.ok(errors.Join(errs...), "revoke leases (the writer stands still: %v)", frozen)
 	for i, m := range leases { // whose bytes have stayed since, while others were revoked
-		got := r.near.must(request{Do: "get", ID: m.id, Off: m.off, Len: leaseLen}).Data
+		got := m.bytes()
 		if !leaseLasts(i) && !bytes.Equal(got, m.model()) {
 			r.broken("lease %d, behind its revoke (the writer stands still: %v): %s", i, frozen,
 				difference(got, m.model()))
@@ -514,7 +514,7 @@ func (r *random) stormEnds(back int, frozen, lossy bool) {
 	} else {
 		r.ok(err, "writes to leases that were revoked")
 	}
-	r.far.must(request{Do: "close peer", Peer: back})
+	r.far.closePeer(back)
 	if r.can(driver.CanNotify) {
 		r.expectLastMessage(r.near)
 	}
@@ -522,7 +522,7 @@ func (r *random) stormEnds(back int, frozen, lossy bool) {
 		return
 	}
 	w := r.ways[1]
-	w.from.must(request{Do: "close peer", Peer: w.peer})
+	w.from.closePeer(w.peer)
 	if r.can(driver.CanNotify) {
 		r.expectLastMessage(r.near)
 	}

@@ -23,12 +23,12 @@ const big = 4 << 20 // bytes of a write that is under way for a while
 func checkRevoke(t *test) {
 	const n = 100 << 10
 	l, whole := t.local(4*n), t.remote(4*n)
-	r, overlap := whole.registerPart(n, n), whole.registerPart(n+n/2, n)
+	r, overlap := whole.registerRange(n, n), whole.registerRange(n+n/2, n)
 	t.importMemory(r)
 	t.importMemory(overlap)
 	var old [][]byte
 	for round := range 5 {
-		t.move(t.part(driver.Write, l, 0, r, 0, n))
+		t.move(t.batchOf(driver.Write, l, 0, r, 0, n))
 		if round%2 == 0 {
 			t.ok(r.revoke(), "revoke")
 			r.expect("after a revoke, which makes finished writes visible")
@@ -40,7 +40,7 @@ func checkRevoke(t *test) {
 		for _, when := range []string{"when it was revoked", "when the key may be another's"} {
 			for _, op := range bothOps {
 				for _, size := range []uint64{64, n} {
-					b := t.part(op, l, n, &dead, 0, size)
+					b := t.batchOf(op, l, n, &dead, 0, size)
 					t.wantErr(t.outcomeOf(b), fmt.Sprintf("%v of %d bytes %s", op, size, when),
 						driver.ErrRevoked)
 				}
@@ -55,9 +55,9 @@ func checkRevoke(t *test) {
 			}
 		}
 		l.refill()
-		t.move(t.part(driver.Write, l, 0, whole, 0, 2*n))
-		t.move(t.part(driver.Write, l, 2*n, overlap, 0, n))
-		t.forget(&dead)
+		t.move(t.batchOf(driver.Write, l, 0, whole, 0, 2*n))
+		t.move(t.batchOf(driver.Write, l, 2*n, overlap, 0, n))
+		t.drop(&dead)
 		t.importMemory(r)
 		t.move(batch(driver.Write, desc(l, 77, r, 99, 1000)))
 		t.move(batch(driver.Read, desc(l, n, r, 0, 1000)))
@@ -80,7 +80,7 @@ func (t *test) attack(op driver.Op, back int, l, r *memory) {
 	if op == driver.Read {
 		target = l
 	}
-	b := t.inward(op, back, l, r, min(l.size, r.size))
+	b := t.batchToNear(op, back, l, r, min(l.size, r.size))
 	t.far.must(request{Do: "flood", Peer: back, Batch: b})
 	t.until("bytes of the far side", func() bool { return !target.same() })
 }
@@ -105,7 +105,7 @@ func checkRevokeUnderWrites(t *test) {
 			r.refill()
 			t.attackEnds()
 			copy(l.model(), copyBefore) // what was read was there before, or was not read
-			got := t.far.must(request{Do: "get", ID: l.id, Off: l.off, Len: big}).Data
+			got := l.bytes()
 			if !bytes.Equal(got, copyBefore) && bytes.Contains(got, r.model()[big/2:][:64]) {
 				t.broken("bytes were read that came behind the revoke")
 			}
@@ -114,7 +114,7 @@ func checkRevokeUnderWrites(t *test) {
 		}
 		t.attack(driver.Write, back, l, r)
 		t.ok(r.revokeByThree(), "revoke memory under writes")
-		r.staysRevoked("behind a revoke under writes")
+		r.expectNoMoreLanding("behind a revoke under writes")
 		t.attackEnds()
 		r.expect("behind a revoke, when the writes had ended")
 	}
@@ -153,14 +153,14 @@ func checkRevokeFrozen(t *test) {
 		}
 		t.ok(r.revokeByThree(), "revoke while the writer stands still")
 		stop()
-		r.staysRevoked("behind a revoke while the writer stands still")
+		r.expectNoMoreLanding("behind a revoke while the writer stands still")
 		t.ok(t.proc.thaw(), "thaw")
-		r.staysSame("when the writer went on")
+		r.expectUnchanged("when the writer went on")
 		t.attackEnds()
 		r.expect("behind a revoke, when the writes had ended")
 		beside.expect("beside memory that was revoked")
 		r.reregister()
-		t.far.run(back, t.inward(driver.Write, back, l, r, 4096))
+		t.far.run(back, t.batchToNear(driver.Write, back, l, r, 4096))
 		t.ok(r.revoke(), "revoke")
 		copy(r.model(), l.model()[:4096])
 		r.expect("after a write with the new token")
@@ -200,12 +200,12 @@ func checkRevokeKilled(t *test) {
 	back := t.connectBack()
 	l, r := t.far.local(big), t.near.shared(big)
 	if t.can(driver.CanNotify) {
-		t.farTells(back, []byte("before the end"))
+		t.sendToNear(back, []byte("before the end"))
 	}
 	t.attack(driver.Write, back, l, r)
 	t.ok(t.proc.kill(), "kill")
 	t.ok(r.revoke(), "revoke when the writer is dead")
-	r.staysRevoked("when the writer was killed")
+	r.expectNoMoreLanding("when the writer was killed")
 	if t.can(driver.CanNotify) {
 		t.expectLastMessage(t.near)
 		r.expect("when the connection of a killed writer had ended")
@@ -233,7 +233,7 @@ func checkRevokeParked(t *test) {
 			r := t.near.shared(n)
 			on.must(request{Do: "park", Kind: spot})
 			t.far.must(request{Do: "flood", Peer: back,
-				Batch: t.inward(driver.Write, back, l, r, n/2)})
+				Batch: t.batchToNear(driver.Write, back, l, r, n/2)})
 			on.must(request{Do: "parked"})
 			var proved error
 			if owners { // with a piece in hand there is no proof before that has landed
@@ -250,10 +250,10 @@ func checkRevokeParked(t *test) {
 				r.free()
 				r = t.near.shared(n)
 			} else {
-				r.staysRevoked("behind a revoke while a goroutine stands at %q", spot)
+				r.expectNoMoreLanding("behind a revoke while a goroutine stands at %q", spot)
 				r.reregister()
 			}
-			b := t.inward(driver.Write, back, l, r, 64)
+			b := t.batchToNear(driver.Write, back, l, r, 64)
 			b.Descs[0].Local, b.Descs[0].Remote = n/2, n/2
 			tag := t.far.must(request{Do: "submit", Peer: back, Batch: b}).Tag
 			if proved == nil {
@@ -290,7 +290,7 @@ func checkRenew(t *test) {
 		var b *driver.Batch
 		if write {
 			from := t.far.local(n)
-			b = t.inward(driver.Write, back, from, m, n)
+			b = t.batchToNear(driver.Write, back, from, m, n)
 			copy(m.model(), from.model())
 		}
 		quit, renewed := make(chan struct{}), make(chan error, 1)
@@ -304,7 +304,7 @@ func checkRenew(t *test) {
 		if write {
 			t.far.run(back, b)
 		} else {
-			t.move(t.whole(driver.Read, l, far))
+			t.move(t.batchOfAll(driver.Read, l, far))
 		}
 		close(quit)
 		if err := <-renewed; err != nil && !errors.Is(err, driver.ErrBusy) {
@@ -333,7 +333,7 @@ func checkTokens(t *test) {
 	}
 	keys := map[uint32]bool{}
 	for range 20 {
-		part := r.registerPart(7, 100)
+		part := r.registerRange(7, 100)
 		if keys[part.key] || bytes.Equal(part.token, r.token) {
 			t.Errorf("key %d or token %x is of two memories", part.key, part.token)
 		}
@@ -369,7 +369,7 @@ func checkTokens(t *test) {
 		bad("of another backend", stranger.shared(n).token, driver.ErrBadToken)
 		t.far.shared(n)
 	}
-	t.move(t.whole(driver.Write, l, r))
+	t.move(t.batchOfAll(driver.Write, l, r))
 	t.compare("after bad tokens")
 }
 
@@ -415,7 +415,7 @@ func (h *host) writeToLease(end <-chan struct{}, p driver.Peer, number int, key,
 	if leaseLasts(number) {
 		ignored = driver.ErrRevoked // cuda takes a whole block away from a process that stood still
 	}
-	err := h.pump(p, end, 4, false, ignored, func(seq uint64) *driver.Batch {
+	err := h.submitUntil(p, end, 4, false, ignored, func(seq uint64) *driver.Batch {
 		seq += uint64(number)
 		size := []uint64{8, 64, 64, 64, 656, n}[seq%6]
 		at := seq * 977 % (n - size + 1)

@@ -21,6 +21,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 // sabotage breaks a promise of a backend that keeps it. What is nil stays good.
@@ -808,7 +809,7 @@ var noRevoke = sabotage{revoke: func(driver.Memory, context.Context) error { ret
 
 // TestSabotage proves that every check named can fail, and that none is there which cannot.
 func TestSabotage(t *testing.T) {
-	if raceEnabled {
+	if testkit.RaceEnabled {
 		t.Log("not run with the race detector, which notices first")
 		return
 	}

@@ -22,8 +22,8 @@ func checkLengths(t *test) {
 	for i, n := range lens {
 		for j, at := range [][2]uint64{{0, 0}, {1, 4097}, {4095, 511}, {8192 + 77, 13}} {
 			op := bothOps[(i+j)%2]
-			t.move(t.part(op, l, at[0], r, at[1], n))
-			t.move(t.part(bothOps[(i+j+1)%2], l, at[1]+77, r, at[0]+size/8, n))
+			t.move(t.batchOf(op, l, at[0], r, at[1], n))
+			t.move(t.batchOf(bothOps[(i+j+1)%2], l, at[1]+77, r, at[0]+size/8, n))
 			if n > 100000 {
 				break
 			}
@@ -31,7 +31,7 @@ func checkLengths(t *test) {
 		t.compare("after ranges of %d bytes", n)
 		l.refill()
 	}
-	t.move(t.part(driver.Write, l, size-9, r, size-9, 9))
+	t.move(t.batchOf(driver.Write, l, size-9, r, size-9, 9))
 	t.compare("after a write of the last bytes")
 }
 
@@ -70,7 +70,7 @@ func checkManyDescriptors(t *test) {
 func checkNotKept(t *test) {
 	const n = 300 << 10
 	l, r := t.local(2*n), t.remote(2*n)
-	descs := t.cut(desc(l, 0, r, n, n))
+	descs := t.split(desc(l, 0, r, n, n))
 	msg := make([]byte, min(100, t.caps.MessageMax))
 	var list []posted
 	var sent [][]byte
@@ -82,7 +82,7 @@ func checkNotKept(t *test) {
 		}
 		var p *driver.Pattern
 		if t.can(driver.CanPattern) && round%4 == 3 {
-			b = shaped(driver.Write, l, r, driver.Pattern{Run: 1000, Count: 2,
+			b = patternBatch(driver.Write, l, r, driver.Pattern{Run: 1000, Count: 2,
 				Loops: []driver.Loop{{N: 20, Local: 3000, Remote: 5000}},
 				Local: driver.Side{Stride: 60000}, Remote: driver.Side{Stride: 100000}})
 			p = b.Pattern
@@ -126,7 +126,7 @@ func (t *test) eachWay(what string, want error, op driver.Op, good, bad driver.D
 		ways[" that is durable"] = &driver.Batch{Op: op, Descs: []driver.Desc{bad}, Durable: true}
 	}
 	if t.can(driver.CanPattern) {
-		ways[" as a pattern"] = shaped(op, &memory{key: bad.LocalKey},
+		ways[" as a pattern"] = patternBatch(op, &memory{key: bad.LocalKey},
 			&memory{importKey: bad.RemoteKey}, driver.Pattern{Run: bad.Len, Count: 1,
 				Local:  driver.Side{Base: bad.Local},
 				Remote: driver.Side{Base: bad.Remote}})
@@ -141,7 +141,7 @@ func (t *test) eachWay(what string, want error, op driver.Op, good, bad driver.D
 func checkBounds(t *test) {
 	const n = 10000
 	lAll, rAll := t.local(3*n), t.remote(3*n)
-	l, r := lAll.registerPart(n, n), rAll.registerPart(n, n)
+	l, r := lAll.registerRange(n, n), rAll.registerRange(n, n)
 	t.locals[l.key] = l
 	t.importMemory(r)
 	for _, op := range bothOps {
@@ -167,7 +167,7 @@ func checkBounds(t *test) {
 		} {
 			p.Run, p.Count = 100, 3
 			t.refused(fmt.Sprintf("%v of a pattern past bounds by %s", op, what), driver.ErrBounds,
-				shaped(op, l, r, p))
+				patternBatch(op, l, r, p))
 		}
 	}
 	t.move(batch(driver.Write, desc(l, n-1, r, n-1, 1)))
@@ -181,21 +181,23 @@ func checkKeys(t *test) {
 	dropped, closed, fixed := t.remote(n), t.local(n), t.far.allocate("shared", n)
 	readOnly := fixed.register(guard, n, request{ReadOnly: true})
 	t.importMemory(readOnly)
-	t.forget(dropped)
+	t.drop(dropped)
 	t.ok(closed.revoke(), "revoke")
 	delete(t.locals, closed.key)
 	good := desc(l, 0, r, 0, n)
 	for _, op := range bothOps {
+		bad := func(what string, local, remote uint32) {
+			d := good
+			d.LocalKey, d.RemoteKey = local, remote
+			t.eachWay(fmt.Sprintf("with %s key, %d and %d", what, local, remote),
+				driver.ErrBounds, op, good, d)
+		}
 		for _, key := range []uint32{r.importKey + 1000, r.importKey + 1<<16, 1 << 31,
 			math.MaxUint32, dropped.importKey} {
-			bad := good
-			bad.RemoteKey = key
-			t.eachWay(fmt.Sprintf("with remote key %d", key), driver.ErrBounds, op, good, bad)
+			bad("a bad remote", l.key, key)
 		}
 		for _, key := range []uint32{l.key + 1000, 1 << 31, math.MaxUint32, closed.key} {
-			bad := good
-			bad.LocalKey = key
-			t.eachWay(fmt.Sprintf("with local key %d", key), driver.ErrBounds, op, good, bad)
+			bad("a bad local", key, r.importKey)
 		}
 	}
 	for _, key := range []uint32{dropped.importKey, r.importKey + 1000, math.MaxUint32} {
@@ -253,21 +255,21 @@ func checkOnly(t *test) {
 	t.remotes[r.importKey] = r
 	for _, op := range bothOps {
 		for _, in := range ranges {
-			t.move(t.part(op, l, in.Off+7, r, in.Off, in.Len))
+			t.move(t.batchOf(op, l, in.Off+7, r, in.Off, in.Len))
 			t.move(batch(op, desc(l, 7, r, in.Off+in.Len-1, 1)))
 		}
 		beside := map[string]*driver.Batch{}
 		for _, at := range []driver.Range{{Off: 0, Len: 1}, {Off: 12000, Len: 64},
 			{Off: 101, Len: 1}, {Off: 4095, Len: 2}, {Off: 4096, Len: 4097}, {Off: 0, Len: size}} {
-			beside[fmt.Sprint(at)] = t.part(op, l, at.Off, r, at.Off, at.Len)
+			beside[fmt.Sprint(at)] = t.batchOf(op, l, at.Off, r, at.Off, at.Len)
 		}
 		if t.can(driver.CanPattern) {
 			p := driver.Pattern{Count: 3, Run: 100, Local: driver.Side{Stride: 100},
 				Remote: driver.Side{Base: 4096, Stride: 1000, List: []uint32{0, 3, 4}}}
-			beside["an entry"] = shaped(op, l, r, p)
+			beside["an entry"] = patternBatch(op, l, r, p)
 			p.Remote.List = []uint32{0, 1, 3}
 			p.Loops = []driver.Loop{{N: 2, Local: 300, Remote: 12000}}
-			beside["a run of a nest"] = shaped(op, l, r, p)
+			beside["a run of a nest"] = patternBatch(op, l, r, p)
 		}
 		for what, b := range beside {
 			if err := t.outcomeOf(b); t.h.Guards != errors.Is(err, driver.ErrBounds) {
@@ -322,7 +324,7 @@ func checkPatterns(t *test) {
 			continue
 		}
 		for _, op := range bothOps {
-			b := shaped(op, l, r, p)
+			b := patternBatch(op, l, r, p)
 			if t.can(driver.CanNotify) && op == driver.Write && i%2 == 0 {
 				b = withMessage(b, []byte("behind a pattern"))
 			}
@@ -346,7 +348,7 @@ func checkPatternChanges(t *test) {
 		for i := range lists[0] {
 			lists[0][i], lists[1][i] = uint32(i), uint32(slots-1-i)
 		}
-		p := t.submit(shaped(bothOps[round%2], l, r, driver.Pattern{Run: run, Count: slots,
+		p := t.submit(patternBatch(bothOps[round%2], l, r, driver.Pattern{Run: run, Count: slots,
 			Local:  driver.Side{Stride: run, List: lists[0]},
 			Remote: driver.Side{Stride: run, List: lists[1]}}))
 		overwrite(lists[round/2%2], []uint32{slots, slots + 1, 1 << 20, math.MaxUint32}[round%4])
@@ -396,7 +398,7 @@ func checkFaults(t *test) {
 				what := fmt.Sprintf("%v, memory of the %s side is %s", op, on.name, how)
 				for _, at := range []driver.Range{{Off: 0, Len: size}, {Off: half - 50, Len: 100},
 					{Off: half, Len: 100000}} {
-					b := t.part(op, l, at.Off, r, at.Off, at.Len)
+					b := t.batchOf(op, l, at.Off, r, at.Off, at.Len)
 					t.wantErr(t.outcomeOf(b), what, driver.ErrFault)
 					if t.can(driver.CanNotify) && op == driver.Write {
 						b = withMessage(b, []byte("must not arrive"))
@@ -404,13 +406,13 @@ func checkFaults(t *test) {
 					}
 				}
 				if t.can(driver.CanPattern) {
-					b := shaped(op, l, r, driver.Pattern{Count: 8, Run: 200,
+					b := patternBatch(op, l, r, driver.Pattern{Count: 8, Run: 200,
 						Local:  driver.Side{Base: half, Stride: 1000},
 						Remote: driver.Side{Base: half, Stride: 3000}})
 					t.wantErr(t.outcomeOf(b), what+", a pattern", driver.ErrFault)
 				}
 				good, other := t.local(10000), t.remote(10000)
-				t.move(t.whole(bothOps[1-i], good, other))
+				t.move(t.batchOfAll(bothOps[1-i], good, other))
 				if on == t.near { // what the batches have named is unspecified
 					r.refill()
 				} else {
@@ -432,7 +434,7 @@ func checkNoAllocation(t *test) {
 		scattered.Descs = append(scattered.Descs, desc(l, (63-i)*700, r, i*700, 656))
 	}
 	ways := map[string]*driver.Batch{"a short piece": batch(driver.Write, desc(l, 0, r, 0, 1)),
-		"scattered pieces": scattered, "a long piece": t.whole(driver.Write, l, r)}
+		"scattered pieces": scattered, "a long piece": t.batchOfAll(driver.Write, l, r)}
 	if t.can(driver.CanPattern) {
 		p := driver.Pattern{Run: 512, Count: 31,
 			Loops: []driver.Loop{{N: 2, Local: 16 << 10, Remote: 1 << 10},
@@ -446,9 +448,9 @@ func checkNoAllocation(t *test) {
 		odd.Count, odd.Loops = 3, []driver.Loop{{N: 2, Local: 600, Remote: 700}}
 		odd.Local.Stride, odd.Remote.Stride, odd.Remote.Base = 32<<10+1, 30<<10+3, 5
 		plain.Count, plain.Loops, plain.Remote.Stride = 5, nil, 30<<10+1
-		ways["a pattern"] = shaped(driver.Write, l, r, p)
-		ways["a pattern at odd places"] = shaped(driver.Write, l, r, odd)
-		ways["a plain pattern at odd places"] = shaped(driver.Write, l, r, plain)
+		ways["a pattern"] = patternBatch(driver.Write, l, r, p)
+		ways["a pattern at odd places"] = patternBatch(driver.Write, l, r, odd)
+		ways["a plain pattern at odd places"] = patternBatch(driver.Write, l, r, plain)
 	}
 	if t.can(driver.CanDurable) {
 		ways["a durable piece"] = &driver.Batch{Op: driver.Write, Durable: true,
@@ -471,7 +473,7 @@ func checkNoAllocation(t *test) {
 			}
 			count := testkit.AllocsPerRun(50, once)
 			t.ok(failure, "%v of %s", b.Op, what)
-			if count > 0 && !raceEnabled { // under which sync.Pool forgets
+			if count > 0 && !testkit.RaceEnabled { // under which sync.Pool forgets
 				t.Errorf("%v of %s: %v allocations from Submit to Poll, want 0", b.Op, what, count)
 			}
 		}

@@ -104,8 +104,8 @@ func (t *test) open(name string) *host {
 		SkipIfUnavailable(t.TB, err)
 	}
 	t.Cleanup(func() {
-		for _, fault := range host.close() {
-			t.Errorf("%s side: %s", name, fault)
+		for _, breach := range host.close() {
+			t.Errorf("%s side: %s", name, breach)
 		}
 	})
 	return host
@@ -123,10 +123,16 @@ func (t *test) startFar() {
 		if err != nil && !errors.Is(err, errGone) {
 			t.Errorf("far side: close: %v", err)
 		}
-		for _, fault := range r.Faults {
-			t.Errorf("far side: %s", fault)
+		for _, breach := range r.Breaches {
+			t.Errorf("far side: %s", breach)
 		}
 	})
+}
+
+// reopenNear opens another backend as the near side, once that of before has closed.
+func (t *test) reopenNear() {
+	t.host = t.open("second near")
+	t.near = &side{t, "second near", t.host}
 }
 
 func (t *test) connect() {
@@ -176,6 +182,14 @@ func (s *side) run(peer int, b *driver.Batch) {
 	tag := s.must(request{Do: "submit", Peer: peer, Batch: b}).Tag
 	s.must(request{Do: "await", Tag: tag})
 }
+
+// receive waits for one message.
+func (s *side) receive() message {
+	return s.must(request{Do: "receive", Count: 1}).Messages[0]
+}
+
+// closePeer has a side close one of its peers.
+func (s *side) closePeer(peer int) { s.must(request{Do: "close peer", Peer: peer}) }
 
 // importToken has a side import a token by one of its peers.
 func (s *side) importToken(peer int, token []byte) (key uint32) {
@@ -241,6 +255,11 @@ func (t *test) inTime(what string, f func() error) error {
 		t.Fatalf("%s: it has not returned within %v\n%s", what, t.h.limit, stacks())
 	}
 	return err
+}
+
+// returns runs f, which must return within the limit.
+func (t *test) returns(what string, f func()) {
+	_ = t.inTime(what, func() error { f(); return nil })
 }
 
 // until waits until the condition holds.
@@ -332,9 +351,14 @@ func (t *test) importMemory(m *memory) {
 	t.remotes[key] = m
 }
 
-// registerPart registers a part of m once more. The bytes are those of m.
-func (m *memory) registerPart(off, n uint64) *memory {
+// registerRange registers a part of m once more. The bytes are those of m.
+func (m *memory) registerRange(off, n uint64) *memory {
 	return m.register(m.off+off, n, request{})
+}
+
+// bytes are what m holds now.
+func (m *memory) bytes() []byte {
+	return m.on.must(request{Do: "get", ID: m.id, Off: m.off, Len: m.size}).Data
 }
 
 // model is what m must hold.
@@ -364,8 +388,8 @@ func (sp *space) expect(when string, args ...any) {
 	}
 }
 
-// staysSame compares the bytes with the model for a while: nothing may land in them.
-func (sp *space) staysSame(when string, args ...any) {
+// expectUnchanged compares the bytes with the model for a while: nothing may land in them.
+func (sp *space) expectUnchanged(when string, args ...any) {
 	end := time.Now().Add(20 * time.Millisecond)
 	for first := true; first || time.Now().Before(end); first = false {
 		sp.expect(when, args...)
@@ -376,9 +400,10 @@ func (sp *space) staysSame(when string, args ...any) {
 	}
 }
 
-// adopt copies into the model what a range of m holds at this moment, also while the process that
-// has it is stopped. It reports false if only that process can read it: memory of a device.
-func (m *memory) adopt(off, n uint64) bool {
+// readIntoModel copies into the model what a range of m holds at this moment, also while the
+// process that has it is stopped. It reports false if only that process can read it: memory of a
+// device.
+func (m *memory) readIntoModel(off, n uint64) bool {
 	t := m.on.test
 	to := m.model()[off:][:n]
 	if h, ok := m.on.to.(*host); ok {
@@ -394,20 +419,21 @@ func (m *memory) adopt(off, n uint64) bool {
 	return true
 }
 
-// leftAlone fails the check if anything lands in m, which no peer may reach any more. It watches m
-// for a while, then has its program write other bytes, and watches those.
-func (m *memory) leftAlone(when string, args ...any) {
-	m.staysSame(when, args...)
+// expectNoLanding fails the check if anything lands in m, which no peer may reach any more. It
+// watches m for a while, then has its program write other bytes, and watches those.
+func (m *memory) expectNoLanding(when string, args ...any) {
+	m.expectUnchanged(when, args...)
 	m.refill()
-	m.staysSame(when, args...)
+	m.expectUnchanged(when, args...)
 }
 
-// staysRevoked is leftAlone of memory in which anything may have landed before its revoke.
-func (m *memory) staysRevoked(when string, args ...any) {
-	if !m.adopt(0, m.size) {
+// expectNoMoreLanding is expectNoLanding of memory in which anything may have landed before its
+// revoke.
+func (m *memory) expectNoMoreLanding(when string, args ...any) {
+	if !m.readIntoModel(0, m.size) {
 		m.refill()
 	}
-	m.leftAlone(when, args...)
+	m.expectNoLanding(when, args...)
 }
 
 // revoke ends m; nil is the proof that nothing lands any more.
@@ -440,8 +466,8 @@ func desc(l *memory, lOff uint64, r *memory, rOff, n uint64) driver.Desc {
 	return driver.Desc{Local: lOff, Remote: rOff, Len: n, LocalKey: l.key, RemoteKey: r.importKey}
 }
 
-// cut makes descriptors of at most LenMax bytes, and no more than one batch takes.
-func (t *test) cut(d driver.Desc) (list []driver.Desc) {
+// split makes descriptors of at most LenMax bytes, and no more than one batch takes.
+func (t *test) split(d driver.Desc) (list []driver.Desc) {
 	for d.Len > 0 && len(list) < t.caps.DescsMax {
 		piece := d
 		if t.caps.LenMax > 0 {
@@ -458,13 +484,14 @@ func batch(op driver.Op, descs ...driver.Desc) *driver.Batch {
 	return &driver.Batch{Op: op, Descs: descs}
 }
 
-func (t *test) whole(op driver.Op, l, r *memory) *driver.Batch {
-	return t.part(op, l, 0, r, 0, min(l.size, r.size))
+func (t *test) batchOfAll(op driver.Op, l, r *memory) *driver.Batch {
+	return t.batchOf(op, l, 0, r, 0, min(l.size, r.size))
 }
 
-// part is a batch of n bytes, cut.
-func (t *test) part(op driver.Op, l *memory, lOff uint64, r *memory, rOff, n uint64) *driver.Batch {
-	return batch(op, t.cut(desc(l, lOff, r, rOff, n))...)
+// batchOf is a batch of n bytes, in descriptors that the backend takes.
+func (t *test) batchOf(op driver.Op, l *memory, lOff uint64, r *memory, rOff,
+	n uint64) *driver.Batch {
+	return batch(op, t.split(desc(l, lOff, r, rOff, n))...)
 }
 
 // withMessage is the batch with a message behind it.
@@ -534,7 +561,7 @@ func (t *test) apply(b *driver.Batch) {
 
 // outcomeOf submits a batch one time, and returns what became of it.
 func (t *test) outcomeOf(b *driver.Batch) error {
-	tag, err := t.host.once(t.peer, b)
+	tag, err := t.host.submitOnce(t.peer, b)
 	if err == nil {
 		err = t.await(tag)
 	}
@@ -543,7 +570,7 @@ func (t *test) outcomeOf(b *driver.Batch) error {
 
 // refused submits what must not begin. ErrFull would ask for another try for ever.
 func (t *test) refused(what string, want error, b *driver.Batch) {
-	tag, err := t.host.once(t.peer, b)
+	tag, err := t.host.submitOnce(t.peer, b)
 	if err == nil {
 		t.Errorf("%s: Submit accepted it; it completed with %v", what, t.await(tag))
 	} else if errors.Is(err, driver.ErrFull) || want != nil && !errors.Is(err, want) {
@@ -551,11 +578,11 @@ func (t *test) refused(what string, want error, b *driver.Batch) {
 	}
 }
 
-// visible makes all writes that have completed visible to the far side's program. It finds messages
-// that should not have arrived.
-func (t *test) visible() {
+// makeVisible makes all writes that have completed visible to the far side's program. It finds
+// messages that should not have arrived.
+func (t *test) makeVisible() {
 	if t.can(driver.CanNotify) {
-		t.tell([]byte("all is visible"))
+		t.sendToFar([]byte("all is visible"))
 		return
 	}
 	for _, key := range slices.Sorted(maps.Keys(t.remotes)) {
@@ -568,26 +595,26 @@ func (t *test) visible() {
 	}
 }
 
-// tell sends a message, which must be the next to arrive.
-func (t *test) tell(msg []byte) (conn uint64) {
+// sendToFar sends a message, which must be the next to arrive.
+func (t *test) sendToFar(msg []byte) (conn uint64) {
 	t.awaitSuccess("a message", t.submit(messageAlone(msg)))
 	return t.expectMessages(t.far, msg)
 }
 
-// farTells has the far side send a message by its way to the near one, where it must be the next.
-func (t *test) farTells(back int, msg []byte) (conn uint64) {
+// sendToNear has the far side send a message by its way to the near one, where it must be the next.
+func (t *test) sendToNear(back int, msg []byte) (conn uint64) {
 	t.far.run(back, messageAlone(msg))
 	return t.expectMessages(t.near, msg)
 }
 
-// inward is a batch for the far side, of the first n bytes of its l and of r of the near side.
-func (t *test) inward(op driver.Op, back int, l, r *memory, n uint64) *driver.Batch {
+// batchToNear is a batch for the far side, of the first n bytes of its l and of r of the near side.
+func (t *test) batchToNear(op driver.Op, back int, l, r *memory, n uint64) *driver.Batch {
 	key := t.far.importToken(back, r.token)
-	return batch(op, t.cut(driver.Desc{Len: n, LocalKey: l.key, RemoteKey: key})...)
+	return batch(op, t.split(driver.Desc{Len: n, LocalKey: l.key, RemoteKey: key})...)
 }
 
-// shaped is a batch of a pattern.
-func shaped(op driver.Op, l, r *memory, p driver.Pattern) *driver.Batch {
+// patternBatch is a batch of a pattern.
+func patternBatch(op driver.Op, l, r *memory, p driver.Pattern) *driver.Batch {
 	p.LocalKey, p.RemoteKey = l.key, r.importKey
 	return &driver.Batch{Op: op, Pattern: &p}
 }
@@ -597,8 +624,8 @@ func (t *test) closeInTime(what string, f func() error) {
 	t.ok(t.inTime("close "+what, f), "close "+what)
 }
 
-// forget drops the key by which m was imported. A check may import it once more.
-func (t *test) forget(m *memory) {
+// drop drops the key by which m was imported. A check may import it once more.
+func (t *test) drop(m *memory) {
 	t.peer.Drop(m.importKey)
 	delete(t.remotes, m.importKey)
 }
@@ -632,7 +659,7 @@ func (t *test) expectNoMessages(on *side) {
 
 // expectLastMessage receives the last message of a connection, which says that the peer is gone.
 func (t *test) expectLastMessage(on *side) (conn uint64) {
-	m := on.must(request{Do: "receive", Count: 1}).Messages[0]
+	m := on.receive()
 	if m.Err == nil {
 		t.broken("%x came by connection %d, want its last message", head(m.Data), m.Conn)
 	}
@@ -641,7 +668,7 @@ func (t *test) expectLastMessage(on *side) (conn uint64) {
 
 // compare looks at all memory of both sides.
 func (t *test) compare(when string, args ...any) {
-	t.visible()
+	t.makeVisible()
 	for _, sp := range t.spaces {
 		sp.expect(when, args...)
 	}

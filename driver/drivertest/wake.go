@@ -38,9 +38,9 @@ func (t *test) isDone(tag uint64) func() bool {
 	}
 }
 
-// idle has the near side sleep while nothing comes, for a moment. A backend that never lets its
-// user sleep is found.
-func (t *test) idle() {
+// expectSleep has the near side sleep while nothing comes, for a moment. A backend that never lets
+// its user sleep is found.
+func (t *test) expectSleep() {
 	t.until("sleep of an idle backend", func() bool {
 		err := t.host.sleep(5 * time.Millisecond)
 		_, _ = t.host.poll()
@@ -56,9 +56,9 @@ func checkWakeCompletion(t *test) {
 	l, r := t.local(n), t.remote(n)
 	stop := make(chan struct{})
 	close(stop)
-	t.idle()
+	t.expectSleep()
 	for i := range 300 {
-		b := t.part(bothOps[i/5%2], l, 0, r, 0, []uint64{1, 4096, 70000, 300000, n}[i%5])
+		b := t.batchOf(bothOps[i/5%2], l, 0, r, 0, []uint64{1, 4096, 70000, 300000, n}[i%5])
 		var tags []uint64
 		for range 1 + i%3 {
 			tags = append(tags, t.submit(b).tag)
@@ -94,7 +94,7 @@ func checkWakeCompletion(t *test) {
 // wake-up that was asked for stays asked for, also where Arm said that there is something.
 func checkWakeMessage(t *test) {
 	for round := range 8 {
-		t.idle()
+		t.expectSleep()
 		ready, err := t.host.b.Arm()
 		t.ok(err, "arm")
 		if ready {
@@ -123,7 +123,7 @@ func checkWakeMessage(t *test) {
 		send()
 		t.ok(t.host.sleepArmed(t.h.limit/2), "message behind others, and the backend was armed")
 		t.expectMessages(t.near, []byte{byte(round)})
-		t.far.must(request{Do: "close peer", Peer: back})
+		t.far.closePeer(back)
 		got, err := t.host.receive(1, t.h.limit, true)
 		if err != nil || got[0].Err == nil {
 			t.Fatalf("asleep for the last message: %v, %v", got, err)

@@ -37,19 +37,13 @@ func TestDupDMABuf(t *testing.T) {
 		flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("descriptor flags %#x, %v: want close-on-exec", flags, err)
 	}
-	if err := CloseDMABuf(given); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, CloseDMABuf(given))
 	if _, err := DupDMABuf(given); !errors.Is(err, driver.ErrBounds) ||
 		!errors.Is(err, unix.EBADF) {
 		t.Errorf("a descriptor that is closed: %v", err)
 	}
-	if err := unix.Ftruncate(own.FD, 1); err != nil {
-		t.Errorf("the other one: %v", err)
-	}
-	if err := CloseDMABuf(own); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, unix.Ftruncate(own.FD, 1), "the other one")
+	require.NoError(t, CloseDMABuf(own))
 	if own, err := DupDMABuf(nil); own != nil || err != nil || CloseDMABuf(own) != nil {
 		t.Errorf("none is %+v, %v", own, err)
 	}

@@ -20,9 +20,7 @@ import (
 func mustAlloc(t testing.TB, n uint64, o Options) *Buffer {
 	t.Helper()
 	b, err := Alloc(n, o)
-	if err != nil {
-		t.Fatalf("Alloc(%d, %+v): %v", n, o, err)
-	}
+	require.NoError(t, err, "Alloc(%d, %+v)", n, o)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -55,9 +53,7 @@ func peerView(t testing.TB, b *Buffer) []byte {
 	t.Cleanup(func() { _ = Unmap(view) })
 	at := uint64(0)
 	for _, e := range extents {
-		if e.Off != at {
-			t.Fatalf("extents have a gap or an overlap at %d: %+v", at, extents)
-		}
+		require.EqualValues(t, at, e.Off, "extents have a gap or an overlap at: %+v", extents)
 		at += e.Len
 		require.NoError(t, Place(view[e.Off:e.Off+e.Len], e.FD, e.FDOff))
 	}
@@ -75,9 +71,7 @@ func TestAllocGivesAlignedZeroedMemory(t *testing.T) {
 			if addr := address(mem); addr%HugeSize != 0 {
 				t.Errorf("%d bytes lie at %#x, not at a multiple of 2 MiB", n, addr)
 			}
-			if len(bytes.Trim(mem, "\x00")) != 0 {
-				t.Errorf("%d bytes are not zero", n)
-			}
+			require.Zero(t, len(bytes.Trim(mem, "\x00")), "%d bytes are not zero", n)
 			for i := range mem {
 				mem[i] = byte(i)
 			}
@@ -98,13 +92,12 @@ func TestPeerCannotResizeTheMemory(t *testing.T) {
 	b := mustAlloc(t, 4<<20, Options{})
 	fd := extentsOf(b)[0].FD
 	for _, size := range []int64{0, 2 << 20, 8 << 20} {
-		if err := unix.Ftruncate(fd, size); err != unix.EPERM {
-			t.Errorf("truncate to %d: %v, want EPERM", size, err)
-		}
+		require.EqualValues(t, unix.EPERM, unix.Ftruncate(fd, size), "truncate to %d",
+			size)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS,
 		unix.F_SEAL_FUTURE_WRITE); err != unix.EPERM {
-		t.Errorf("add a seal: %v, want EPERM", err)
+		t.Errorf("add a seal: %v", err)
 	}
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
 	if err != nil || flags&unix.FD_CLOEXEC == 0 {
@@ -135,12 +128,8 @@ func TestClosedBufferAnswers(t *testing.T) {
 	if b.Bytes() != nil || len(extentsOf(b)) != 0 {
 		t.Error("a closed buffer still shows memory")
 	}
-	if err := b.Renew(t.Context(), 0, 1); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Renew: %v", err)
-	}
-	if err := b.Lend(func([]driver.Extent) error { return nil }); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Lend: %v", err)
-	}
+	require.ErrorIs(t, b.Renew(t.Context(), 0, 1), os.ErrClosed, "Renew")
+	require.ErrorIs(t, b.Lend(func([]driver.Extent) error { return nil }), os.ErrClosed, "Lend")
 	if s := b.Segment(); s.Check() == nil {
 		t.Error("the segment of a closed buffer passes Check")
 	}
@@ -179,9 +168,7 @@ func TestNodes(t *testing.T) {
 	m := Limits()
 	if len(m.Nodes) > 0 {
 		b := mustAlloc(t, 1<<20, Options{Node: m.Nodes[0] + 1, Populate: true})
-		if err := b.Renew(t.Context(), 0, 4096); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, b.Renew(t.Context(), 0, 4096))
 	}
 	for _, node := range []int{nodesMax, nodesMax + 1, 1 << 40, -1} {
 		if _, err := Alloc(4096, Options{Node: node}); !errors.Is(err, driver.ErrUnavailable) {
@@ -204,9 +191,7 @@ func TestHugePagesAreMapped(t *testing.T) {
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	require.NoError(t, err)
 	_, mine, ok := strings.Cut(string(smaps), fmt.Sprintf("%x-", address(b.Bytes())))
-	if !ok {
-		t.Fatal("the mapping is not in smaps")
-	}
+	require.True(t, ok, "the mapping is not in smaps")
 	if got := kibibytes(mine, "ShmemPmdMapped:") + kibibytes(mine, "Shared_Hugetlb:") +
 		kibibytes(mine, "Private_Hugetlb:"); got != 8<<20 {
 		t.Errorf("%d of %d bytes are mapped by huge pages", got, 8<<20)
@@ -216,15 +201,11 @@ func TestHugePagesAreMapped(t *testing.T) {
 func TestReservedPagesAreNotWasted(t *testing.T) {
 	for _, n := range []uint64{1, HugeSize / 2, HugeSize + 1} {
 		b := mustAlloc(t, n, Options{})
-		if b.page != basePage {
-			t.Errorf("%d bytes lie in reserved huge pages", n)
-		}
+		require.EqualValues(t, basePage, b.page, "%d bytes lie in reserved huge pages", n)
 	}
 }
 
 func TestSmallPagesWhenAsked(t *testing.T) {
 	b := mustAlloc(t, 4<<20, Options{Huge: HugeNone, Populate: true})
-	if b.PageSize() != basePage {
-		t.Fatalf("page size %d", b.PageSize())
-	}
+	require.EqualValues(t, basePage, b.PageSize(), "page size")
 }

@@ -64,12 +64,9 @@ func TestFaultIn(t *testing.T) {
 			part := mem[100 : faultBytes-100]
 			FaultIn(part, true, threads)
 			whole := mem[basePage : faultBytes-basePage]
-			if got := resident(t, whole); got != len(whole)/int(basePage) {
-				t.Errorf("%d of %d pages are there", got, len(whole)/int(basePage))
-			}
-			if !bytes.Equal(mem, want) {
-				t.Error("the contents are other ones")
-			}
+			require.EqualValues(t, len(whole)/int(basePage), resident(t, whole),
+				"of pages are there")
+			require.True(t, bytes.Equal(mem, want), "the contents are other ones")
 		})
 	}
 	for _, n := range []int{0, 1, 4095, 8191} {
@@ -98,9 +95,7 @@ func TestFaultInOfFiles(t *testing.T) {
 		f := file(t, content)
 		mem := mapping(t, faultBytes, c.prot, c.flags, int(f.Fd()))
 		FaultIn(mem, c.write, 4)
-		if want := c.kib; mapped(t, mem) != want {
-			t.Errorf("%s: %d KiB are mapped, want %d", name, mapped(t, mem), want)
-		}
+		require.EqualValues(t, c.kib, mapped(t, mem), "%s: KiB are mapped", name)
 		after, err := os.ReadFile(f.Name())
 		if err != nil || !bytes.Equal(mem, content) || !bytes.Equal(after, content) {
 			t.Errorf("%s: the contents are other ones, %v", name, err)

@@ -38,16 +38,11 @@ func TestRenewBounds(t *testing.T) {
 	renewals := renewalsOf(t, b)
 	for _, r := range [][2]uint64{{0, 0}, {10000, 1}, {0, 10001}, {1, ^uint64(0)}, {^uint64(0), 2},
 		{9999, 2}} {
-		if err := b.Renew(t.Context(), r[0], r[1]); !errors.Is(err, driver.ErrBounds) {
-			t.Errorf("Renew(%d, %d): %v", r[0], r[1], err)
-		}
+		require.ErrorIs(t, b.Renew(t.Context(), r[0], r[1]), driver.ErrBounds, "Renew(%d, %d)",
+			r[0], r[1])
 	}
-	if n := renewals.Load(); n != 0 {
-		t.Errorf("%d refused calls moved pages", n)
-	}
-	if err := b.Renew(t.Context(), 9999, 1); err != nil {
-		t.Error(err)
-	}
+	require.Zero(t, renewals.Load(), "refused calls moved pages")
+	require.NoError(t, b.Renew(t.Context(), 9999, 1))
 }
 
 // TestRenewAgainstModel keeps, beside the buffer, every mapping a peer ever made
@@ -94,9 +89,7 @@ func renewAgainstModel(t *testing.T, b *Buffer, seed uint64) {
 	for step := range 60 {
 		off := rng.Uint64N(b.len)
 		n := 1 + rng.Uint64N(min(b.len-off, 4*page))
-		if err := b.Renew(t.Context(), off, n); err != nil {
-			t.Fatalf("seed %d step %d: %v", seed, step, err)
-		}
+		require.NoError(t, b.Renew(t.Context(), off, n), "seed %d step %d", seed, step)
 		for p := off / page; p <= (off+n-1)/page; p++ {
 			renewals[p]++
 		}
@@ -110,10 +103,8 @@ func renewAgainstModel(t *testing.T, b *Buffer, seed uint64) {
 				want[at] = v.mem[at]
 			}
 		}
-		if !bytes.Equal(mem, want) {
-			t.Fatalf("seed %d step %d: a byte changed that must not have, or the reverse", seed,
-				step)
-		}
+		require.True(t, bytes.Equal(mem, want),
+			"seed %d step %d: a byte changed that must not have, or the reverse", seed, step)
 	}
 	if len(b.layers) > layersMax || len(b.pieces) > pages {
 		t.Errorf("%d layers, %d pieces for %d pages", len(b.layers), len(b.pieces), pages)
@@ -132,9 +123,7 @@ func TestRenewOfDistinctRangesSharesDescriptors(t *testing.T) {
 			t.Fatalf("%d more descriptors", grown)
 		}
 	}
-	if got := extentsOf(b); len(got) != 1 {
-		t.Errorf("%d extents after all was renewed, want 1", len(got))
-	}
+	require.Len(t, extentsOf(b), 1, "extents after all was renewed")
 }
 
 func TestRenewIsBounded(t *testing.T) {
@@ -147,12 +136,8 @@ func TestRenewIsBounded(t *testing.T) {
 		// each call leaves one page of the layer before in use
 		err = b.Renew(t.Context(), 0, n*basePage)
 	}
-	if !errors.Is(err, driver.ErrFull) {
-		t.Fatalf("%d layers: %v, want full", len(b.layers), err)
-	}
-	if len(b.layers) != layersMax {
-		t.Errorf("full at %d layers", len(b.layers))
-	}
+	require.ErrorIs(t, err, driver.ErrFull, "%d layers", len(b.layers))
+	require.Len(t, b.layers, layersMax, "full at layers")
 	require.NoError(t, b.Renew(t.Context(), 0, b.len), "the remedy that the error names")
 	if len(b.layers) != 1 || len(b.pieces) != 1 || !bytes.Equal(b.Bytes(), want) {
 		t.Errorf("%d layers, %d pieces, content kept: %v", len(b.layers), len(b.pieces),
@@ -169,7 +154,7 @@ func TestPiecesAreBounded(t *testing.T) {
 		err = b.Renew(t.Context(), off, 1)
 	}
 	if got := len(extentsOf(b)); !errors.Is(err, driver.ErrFull) || got > piecesMax {
-		t.Fatalf("%d extents: %v, want full", got, err)
+		t.Fatalf("%d extents: %v", got, err)
 	}
 	before := len(extentsOf(b))
 	left = true
@@ -226,9 +211,7 @@ func TestRenewOfManySteps(t *testing.T) {
 	old := peerView(t, b)
 	require.NoError(t, b.Renew(t.Context(), renewStep/2+1, renewStep+renewStep/2))
 	for i := 0; i < len(mem); i += 4093 {
-		if mem[i] != byte(i/4093) {
-			t.Fatalf("byte %d is lost", i)
-		}
+		require.EqualValues(t, byte(i/4093), mem[i], "byte %d is lost", i)
 	}
 	old[renewStep] = 0xEE
 	if mem[renewStep] == 0xEE {
@@ -248,9 +231,8 @@ func TestRenewGivesOldPagesBack(t *testing.T) {
 		require.NoError(t, unix.Fstat(l.fd, &st))
 		blocks += st.Blocks * 512
 	}
-	if blocks != 4<<20 {
-		t.Errorf("%d bytes are held by %d layers of a buffer of %d", blocks, len(b.layers), 4<<20)
-	}
+	require.EqualValues(t, 4<<20, blocks, "bytes are held by %d layers of a buffer of",
+		len(b.layers))
 }
 
 func TestRenewConcurrently(t *testing.T) {
@@ -280,15 +262,9 @@ func TestRenewConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := renewals.Load(); n != 200 {
-		t.Errorf("%d renewals, want 200", n)
-	}
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
-	if left := openDescriptors(t) - before; left != 0 {
-		t.Errorf("%d descriptors are left", left)
-	}
+	require.EqualValues(t, 200, renewals.Load(), "renewals")
+	require.NoError(t, b.Close())
+	require.Zero(t, openDescriptors(t)-before, "descriptors are left")
 }
 
 // TestHold keeps the pages where they are until the last holder lets go.
@@ -313,9 +289,7 @@ func TestHold(t *testing.T) {
 		release()
 		release()
 	}
-	if err := b.Renew(t.Context(), 0, basePage); err != nil {
-		t.Errorf("renew when all let go: %v", err)
-	}
+	require.NoError(t, b.Renew(t.Context(), 0, basePage), "renew when all let go")
 	require.NoError(t, b.Close())
 	if _, err := b.Hold(); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("hold memory that is gone: %v", err)

@@ -16,7 +16,7 @@ import (
 
 var (
 	aTest  = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	aCheck = regexp.MustCompile(`\{"(\w+)", (?:everywhere|apart|here|Processes), `)
+	aCheck = regexp.MustCompile(`\{"(\w+)", (?:anyWiring|twoBackends|oneProcess|Processes), `)
 	// named is a test that a text names, "…" or ".*" behind the beginning of several.
 	named = regexp.MustCompile(`\b(Test[A-Z]\w*)(…|\.\*)?`)
 	// word is what a cell of the table of proofs says: a tier, a package, the suite, or a test

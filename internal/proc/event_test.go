@@ -60,18 +60,14 @@ func signalBeforeWait(t *testing.T) {
 		require.NoError(t, e.Signal())
 	}
 	require.NoError(t, within(t, "Wait", e.Wait))
-	if e.Drain() {
-		t.Error("three signals woke more than one Wait")
-	}
+	require.False(t, e.Drain(), "three signals woke more than one Wait")
 }
 
 func TestDrain(t *testing.T) { overBoth(t, drainOnce) }
 
 func drainOnce(t *testing.T) {
 	e := mustEvent(t)
-	if e.Drain() {
-		t.Error("a new event is signalled")
-	}
+	require.False(t, e.Drain(), "a new event is signalled")
 	_ = e.Signal()
 	if !e.Drain() || e.Drain() {
 		t.Error("a signal must be drained exactly once")
@@ -93,9 +89,7 @@ func everySignalWakesItsWait(t *testing.T) {
 	for i := range rounds {
 		require.NoError(t, ping.Signal())
 		require.NoError(t, pong.SetDeadline(time.Now().Add(patience)))
-		if err := pong.Wait(); err != nil {
-			t.Fatalf("round %d: %v", i, err)
-		}
+		require.NoError(t, pong.Wait(), "round %d", i)
 	}
 }
 
@@ -136,18 +130,11 @@ func closeWakesEveryWaiter(t *testing.T) {
 	time.Sleep(5 * time.Millisecond)
 	require.NoError(t, within(t, "Close", e.Close))
 	for range cap(results) {
-		if err := within(t, "Wait", func() error {
-			return <-results
-		}); !errors.Is(err, os.ErrClosed) {
-			t.Errorf("a waiter got %v, want os.ErrClosed", err)
-		}
+		require.ErrorIs(t, within(t, "Wait", func() error { return <-results }), os.ErrClosed,
+			"a waiter got")
 	}
-	if err := e.Signal(); err != driver.ErrClosed {
-		t.Errorf("Signal after Close: %v", err)
-	}
-	if err := e.Wait(); err != driver.ErrClosed {
-		t.Errorf("Wait after Close: %v", err)
-	}
+	require.EqualValues(t, driver.ErrClosed, e.Signal(), "Signal after Close")
+	require.EqualValues(t, driver.ErrClosed, e.Wait(), "Wait after Close")
 	if e.FD() != -1 || e.Drain() || e.SetDeadline(time.Now()) == nil || e.Close() != nil {
 		t.Error("a closed event answers as if it were open")
 	}
@@ -164,9 +151,7 @@ func deadlineEnds(t *testing.T) {
 	}
 	_ = e.SetDeadline(time.Time{})
 	_ = e.Signal()
-	if err := within(t, "Wait", e.Wait); err != nil {
-		t.Errorf("Wait after the deadline was taken away: %v", err)
-	}
+	require.NoError(t, within(t, "Wait", e.Wait), "Wait after the deadline was taken away")
 }
 
 // TestSignalRacesClose fails under the race detector, or by a write into a

@@ -98,9 +98,7 @@ func TestMessagesGoBothWays(t *testing.T) {
 	}
 	c.Stop(5 * time.Second)
 	c.Stop(5 * time.Second)
-	if err := c.ExitError(); err != nil {
-		t.Errorf("a child that was asked to end: %v", err)
-	}
+	require.NoError(t, c.ExitError(), "a child that was asked to end")
 }
 
 func TestDeathIsNamed(t *testing.T) {
@@ -134,12 +132,8 @@ func TestStubbornChildIsKilled(t *testing.T) {
 	c := start(t, "child-stubborn")
 	receive(t, c)
 	c.Stop(50 * time.Millisecond)
-	if alive(c.PID) {
-		t.Error("still alive after Stop")
-	}
-	if err := c.ExitError(); err != nil {
-		t.Errorf("killed by Stop: %v", err)
-	}
+	require.False(t, alive(c.PID), "still alive after Stop")
+	require.NoError(t, c.ExitError(), "killed by Stop")
 }
 
 func TestTimedStoppedChildIsSilent(t *testing.T) {
@@ -151,18 +145,14 @@ func TestTimedStoppedChildIsSilent(t *testing.T) {
 			t.Fatal("a stopped child is heard")
 		}
 	}
-	if !c.Stopped() {
-		t.Error("not known to be stopped")
-	}
+	require.True(t, c.Stopped(), "not known to be stopped")
 	require.NoError(t, syscall.Kill(c.PID, syscall.SIGCONT))
 	for start := time.Now(); c.Silent() > AliveEvery; time.Sleep(10 * time.Millisecond) {
 		if time.Since(start) > 10*time.Second {
 			t.Fatal("a continued child is not heard")
 		}
 	}
-	if c.Stopped() {
-		t.Error("taken for stopped")
-	}
+	require.False(t, c.Stopped(), "taken for stopped")
 }
 
 func TestGrandchildEndsWithItsParent(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -19,13 +21,9 @@ func TestCompletions(t *testing.T) {
 	var got [8]driver.Completion
 	for round := range uint64(5) { // the places are used again, in any turn
 		for range 3 {
-			if !r.Take() {
-				t.Fatal("there is room, and Take reports none")
-			}
+			require.True(t, r.Take(), "there is room, and Take reports none")
 		}
-		if r.Take() {
-			t.Fatal("Take reports a fourth place of three")
-		}
+		require.False(t, r.Take(), "Take reports a fourth place of three")
 		r.GiveBack()
 		if r.Pop(got[:]) != 0 || r.Taken() != 2 {
 			t.Fatalf("%d are ready and %d taken, want 0 and 2", r.Ready(), r.Taken())
@@ -92,9 +90,7 @@ func TestCompletionsTogether(t *testing.T) {
 	}
 	all.Wait()
 	for tag, n := range seen {
-		if n != 1 {
-			t.Fatalf("tag %d has arrived %d times", tag, n)
-		}
+		require.EqualValues(t, 1, n, "tag %d has arrived times", tag)
 	}
 }
 
@@ -109,9 +105,7 @@ func TestLastWords(t *testing.T) {
 		t.Error("one wake-up for each Arm, and none is missed")
 	}
 	pending := l.Pending([]int{0})
-	if !slices.Equal(pending, []int{0, 1, 2}) {
-		t.Errorf("pending %v", pending)
-	}
+	require.Equal(t, []int{0, 1, 2}, pending)
 	l.Add(3)
 	l.Drop(2)
 	if got := l.Pending(nil); !slices.Equal(got, []int{3}) {

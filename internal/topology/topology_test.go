@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
@@ -146,15 +148,11 @@ func TestLink(t *testing.T) {
 		"8 GT/s": 3, "Unknown": 0, "": 0, "0 GT/s": 0, "7.0 GT/s PCIe": 0, "32.0": 0,
 		"NaN GT/s PCIe": 0,
 	} {
-		if got := generation(text); got != want {
-			t.Errorf("%q is generation %d, want %d", text, got, want)
-		}
+		require.EqualValues(t, want, generation(text), "%q is generation", text)
 	}
 	for text, want := range map[string]int{"16": 16, "1": 1, "32": 32, "63": 0, "255": 0, "0": 0,
 		"-1": 0, "": 0} {
-		if got := lanes(text); got != want {
-			t.Errorf("%q is %d lanes, want %d", text, got, want)
-		}
+		require.EqualValues(t, want, lanes(text), "%q is lanes", text)
 	}
 	for link, want := range map[Link]float64{
 		{5, 16}: 63.0e9, {3, 8}: 7.88e9, {1, 4}: 1e9, {6, 16}: 121e9, {0, 16}: 0, {5, 0}: 0,
@@ -168,14 +166,10 @@ func TestLink(t *testing.T) {
 		!(Link{5, 8}).Below(Link{5, 16}) || (Link{5, 16}).Below(Link{}) {
 		t.Error("a link is below what it could be only when both are known")
 	}
-	if got := (Link{5, 16}).Min(Link{4, 0}); got != (Link{4, 16}) {
-		t.Errorf("the ends agree on %v", got)
-	}
+	require.EqualValues(t, (Link{4, 16}), (Link{5, 16}).Min(Link{4, 0}), "the ends agree on")
 	for link, want := range map[Link]string{{5, 16}: "Gen5 x16", {0, 8}: "x8", {3, 0}: "Gen3",
 		{}: "link not known"} {
-		if link.String() != want {
-			t.Errorf("%+v reads %q, want %q", link, link.String(), want)
-		}
+		require.EqualValues(t, want, link.String(), "%+v reads", link)
 	}
 }
 
@@ -201,9 +195,7 @@ func TestOddDevices(t *testing.T) {
 	f.Link("class/nvme/nvme7/device", "devices/virtual/nvme-fabrics/ctl")
 
 	all := byAddress(Sysfs(f.Root).Devices())
-	if len(all) != 2 {
-		t.Fatalf("%d devices: %v", len(all), all)
-	}
+	require.Len(t, all, 2, "devices: %v", all)
 	if d := all["0000:3b:00.0"]; d.Functions != 2 || d.Node != -1 || d.Link != (Link{}) ||
 		d.Most != (Link{}) || !slices.Equal(d.NetDevs, []string{"eth0"}) {
 		t.Errorf("the card with virtual functions is %+v", d)
@@ -217,9 +209,7 @@ func TestOddDevices(t *testing.T) {
 func TestNamesOfTheKernel(t *testing.T) {
 	for name, want := range map[string]bool{"0000:3b:00.0": true, "10000:e1:00.1": true,
 		"3b:00.0": false, "0000:3b:00.8": false, "0000:3B:00.0": false, "000:3b:00.0": false} {
-		if IsAddress(name) != want {
-			t.Errorf("%q is an address: %v", name, !want)
-		}
+		require.EqualValues(t, want, IsAddress(name), "%q is an address: %v", name, !want)
 	}
 	if IsRoot("pci0000:3a:00.0") || IsRoot("0000:3a") || !IsRoot("pci10000:00") {
 		t.Error("roots are told apart wrongly")

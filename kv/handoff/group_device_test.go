@@ -86,10 +86,7 @@ func TestGroupDigestOfHBM(t *testing.T) {
 			g.Summer = sums[len(sums)-1]
 		}
 		c := newCrowd(t, s)
-		j := c.newJob(t, layout.Span{From: 3, To: 40})
-		j.begin(t)
-		j.push(t)
-		j.check(t)
+		c.handOver(t, layout.Span{From: 3, To: 40})
 		var cells [2]uint64
 		for i, w := range sums {
 			cells[min(1, i/len(c.from))] += w.cells
@@ -144,18 +141,6 @@ func TestGroupDigestOfHBMNamesWhatDiffers(t *testing.T) {
 	})
 }
 
-// TestGroupDigestOfHBMNeedsASummer: without one a digest of HBM is refused, with the cure.
-func TestGroupDigestOfHBMNeedsASummer(t *testing.T) {
-	inHBM(t, func(t *testing.T, s crowdSetup) {
-		c := newCrowd(t, s)
-		cfg := c.config(c.to[0], 0, false, s)
-		cfg.Summer = nil
-		_, err := NewGroupReceiver(c.to[0].mux, cfg)
-		require.ErrorIs(t, err, engine.ErrNotSupported)
-		require.ErrorContains(t, err, "GroupConfig.Summer")
-	})
-}
-
 // TestGroupDigestToHBMWithoutASummer: a receiver says what it lacks.
 func TestGroupDigestToHBMWithoutASummer(t *testing.T) {
 	inHBM(t, func(t *testing.T, s crowdSetup) {
@@ -186,18 +171,22 @@ func TestGroupDigestToHBMWithoutASummer(t *testing.T) {
 	})
 }
 
-// TestGroupSummerThatCannot is refused when the group is made, not with the first layer.
-func TestGroupSummerThatCannot(t *testing.T) {
+// TestGroupDigestOfHBMNeedsASummer: without one, or with one that cannot, the group is refused when
+// it is made, with the cure.
+func TestGroupDigestOfHBMNeedsASummer(t *testing.T) {
 	inHBM(t, func(t *testing.T, s crowdSetup) {
 		c := newCrowd(t, s)
-		none, err := cuda.New(cuda.Config{Library: standInPath(t)})
+		cannot, err := cuda.New(cuda.Config{Library: standInPath(t)})
 		require.NoError(t, err)
-		defer none.Close()
+		defer cannot.Close()
 		cfg := c.config(c.to[0], 0, false, s)
-		cfg.Summer = none
-		_, err = NewGroupReceiver(c.to[0].mux, cfg)
-		require.ErrorIs(t, err, engine.ErrNotSupported)
-		require.ErrorContains(t, err, "Config.Budget is zero")
+		for cure, summer := range map[string]layout.Summer{"GroupConfig.Summer": nil,
+			"Config.Budget is zero": cannot} {
+			cfg.Summer = summer
+			_, err = NewGroupReceiver(c.to[0].mux, cfg)
+			require.ErrorIs(t, err, engine.ErrNotSupported)
+			require.ErrorContains(t, err, cure)
+		}
 	})
 }
 

@@ -91,10 +91,7 @@ func TestGroupRankIsReplaced(t *testing.T) {
 		next.sender, err = NewGroupSender(next.mux, c.config(next, 0, true, s))
 		require.NoError(t, err)
 		c.from[0] = next
-		j := c.newJob(t, layout.Span{To: 40})
-		j.begin(t)
-		j.push(t)
-		j.check(t)
+		c.handOver(t, layout.Span{To: 40})
 	})
 }
 
@@ -121,10 +118,7 @@ func TestGroupClosedTwice(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, sender.Close())
 	require.NoError(t, receiver.Close())
-	j := c.newJob(t, layout.Span{To: 20})
-	j.begin(t)
-	j.push(t)
-	j.check(t)
+	c.handOver(t, layout.Span{To: 20})
 }
 
 // TestGroupBesideAnotherConnect: a program that connects to a rank once more, for something else,
@@ -133,10 +127,7 @@ func TestGroupBesideAnotherConnect(t *testing.T) {
 	c, s := oneToOne(t)
 	more := connect(t, c.from[0].eng, c.to[0].eng)
 	connect(t, c.to[0].eng, c.from[0].eng)
-	j := c.newJob(t, layout.Span{To: 20})
-	j.begin(t)
-	j.push(t)
-	j.check(t)
+	c.handOver(t, layout.Span{To: 20})
 
 	cfg := c.config(c.from[0], 0, true, s)
 	cfg.Peers = append(cfg.Peers, more)

@@ -113,42 +113,36 @@ func withReluctant(t *testing.T, pull bool) (*crowd, []*reluctant) {
 	return newCrowd(t, s), list
 }
 
-// TestGroupReadsThatDoNotEnd: a receiver whose backend cannot end a read has no proof, and must not
-// say that nothing lands in its blocks any more.
-func TestGroupReadsThatDoNotEnd(t *testing.T) { testkit.InVirtualTime(t, groupReadsThatDoNotEnd) }
-
-func groupReadsThatDoNotEnd(t *testing.T) {
-	c, backends := withReluctant(t, true)
-	j := c.newJob(t, layout.Span{To: 40})
-	j.begin(t)
-	slow := backends[len(c.from)]
-	slow.hold()
-	require.NoError(t, j.pushes[0].Layer(within(t), 0))
-	await(t, "a read", func() bool { return slow.count() > 0 })
-	err := j.requests[0].Cancel(within(t))
-	<-j.requests[0].Done()
-	slow.let()
-	c.leaves()
-	require.ErrorIs(t, err, ErrInUse)
-	require.ErrorIs(t, j.requests[0].Err(), engine.ErrUnproven)
-}
-
-// TestGroupWritesThatDoNotEnd is that for a sender: its blocks are still read.
-func TestGroupWritesThatDoNotEnd(t *testing.T) { testkit.InVirtualTime(t, groupWritesThatDoNotEnd) }
-
-func groupWritesThatDoNotEnd(t *testing.T) {
-	c, backends := withReluctant(t, false)
-	j := c.newJob(t, layout.Span{To: 40})
-	j.begin(t)
-	slow := backends[0]
-	slow.hold()
-	require.NoError(t, j.pushes[0].Layer(within(t), 0))
-	await(t, "a write", func() bool { return slow.count() > 0 })
-	err := j.pushes[0].Abort(within(t))
-	slow.let()
-	c.leaves()
-	require.ErrorIs(t, err, ErrInUse)
-	require.ErrorIs(t, err, engine.ErrUnproven)
+// TestGroupTransfersThatDoNotEnd: a receiver whose backend cannot end a read has no proof, and must
+// not say that nothing lands in its blocks any more. Nor must a sender say that of a write: its
+// blocks are still read.
+func TestGroupTransfersThatDoNotEnd(t *testing.T) {
+	for name, pull := range map[string]bool{"a write": false, "a read": true} {
+		testkit.RunInVirtualTime(t, name, func(t *testing.T) {
+			c, backends := withReluctant(t, pull)
+			j := c.newJob(t, layout.Span{To: 40})
+			j.begin(t)
+			slow := backends[0]
+			if pull {
+				slow = backends[len(c.from)]
+			}
+			slow.hold()
+			require.NoError(t, j.pushes[0].Layer(within(t), 0))
+			await(t, name, func() bool { return slow.count() > 0 })
+			var err error
+			if pull {
+				err = j.requests[0].Cancel(within(t))
+				<-j.requests[0].Done()
+				require.ErrorIs(t, j.requests[0].Err(), engine.ErrUnproven)
+			} else {
+				err = j.pushes[0].Abort(within(t))
+				require.ErrorIs(t, err, engine.ErrUnproven)
+			}
+			slow.let()
+			c.leaves()
+			require.ErrorIs(t, err, ErrInUse)
+		})
+	}
 }
 
 // leaves has the crowd close without a look at errors: what did not end stays listed.

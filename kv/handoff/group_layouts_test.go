@@ -75,8 +75,7 @@ func groupCases(t testing.TB) map[string][2][]*layout.Side {
 	}
 }
 
-// TestGroupLayouts hands requests over between unequal groups, with and without digests, and
-// checks every byte.
+// TestGroupLayouts hands requests over between unequal groups, with digests, and checks every byte.
 func TestGroupLayouts(t *testing.T) {
 	for name, sides := range groupCases(t) {
 		t.Run(name, func(t *testing.T) {
@@ -85,43 +84,48 @@ func TestGroupLayouts(t *testing.T) {
 					config: func(_ bool, g *GroupConfig) { g.Digest = all }})
 				for _, s := range []layout.Span{{From: 0, To: 40}, {From: 7, To: 33},
 					{From: 11, To: 12}, {From: 5, To: 5}} {
-					j := c.newJob(t, s)
-					j.begin(t)
-					j.push(t)
-					j.check(t)
-					j.give()
+					c.handOver(t, s).give()
 				}
 			})
 		})
 	}
 }
 
-// TestGroupPull sets the operations of edges by hand: all reads, and reads beside writes.
+// TestGroupPull sets the operations of edges by hand: reads, and reads beside writes, both with
+// digests; and writes. Where all are writes, tails are filled by transfers, as in memory that the
+// program cannot reach.
 func TestGroupPull(t *testing.T) {
 	for name, pulls := range map[string]func(e *layout.Edge) bool{
 		"all":   func(*layout.Edge) bool { return true },
 		"mixed": func(e *layout.Edge) bool { return (e.From+e.To)%2 == 0 },
 		"none":  func(*layout.Edge) bool { return false },
 	} {
+		writes := name == "none"
+		config := func(_ bool, g *GroupConfig) {
+			if !writes {
+				g.Digest = func(l int) bool { return l%2 == 0 }
+			}
+			g.Edge = func(e *layout.Edge) {
+				if e.Op = engine.Write; pulls(e) {
+					e.Op = engine.Read
+				}
+			}
+		}
 		t.Run(name, func(t *testing.T) {
 			overAll(t, func(t *testing.T, open func(testing.TB) driver.Backend) {
-				for _, sides := range [][2][]*layout.Side{groupCases(t)["TP4 to TP8, 8 heads"],
-					groupCases(t)["PP3 to PP2"], groupCases(t)["qwen3-next"]} {
+				for _, layouts := range []string{"TP4 to TP8, 8 heads", "PP3 to PP2", "qwen3-next",
+					"gpt-oss", "deepseek-v3.2"} {
+					sides := groupCases(t)[layouts]
 					c := newCrowd(t, crowdSetup{backend: open, from: sides[0], to: sides[1],
-						config: func(_ bool, g *GroupConfig) {
-							g.Digest = func(l int) bool { return l%2 == 0 }
-							g.Edge = func(e *layout.Edge) {
-								if e.Op = engine.Write; pulls(e) {
-									e.Op = engine.Read
-								}
-							}
-						}})
+						config: config})
+					for _, m := range c.to {
+						if writes {
+							clear(m.receive.memory)
+							require.NoError(t, m.receive.prepareZeros())
+						}
+					}
 					for range 2 {
-						j := c.newJob(t, layout.Span{From: 3, To: 41})
-						j.begin(t)
-						j.push(t)
-						j.check(t)
-						j.give()
+						c.handOver(t, layout.Span{From: 3, To: 41}).give()
 					}
 				}
 			})

@@ -91,24 +91,6 @@ func TestGroupManyRanges(t *testing.T) {
 	})
 }
 
-// TestGroupZerosByTransfers fills tails as in memory that the program cannot reach.
-func TestGroupZerosByTransfers(t *testing.T) {
-	overAll(t, func(t *testing.T, open func(testing.TB) driver.Backend) {
-		for _, name := range []string{"TP4 to TP8, 8 heads", "gpt-oss", "deepseek-v3.2"} {
-			sides := groupCases(t)[name]
-			c := newCrowd(t, crowdSetup{backend: open, from: sides[0], to: sides[1]})
-			for _, m := range c.to {
-				clear(m.receive.memory)
-				require.NoError(t, m.receive.prepareZeros())
-			}
-			j := c.newJob(t, layout.Span{From: 3, To: 41})
-			j.begin(t)
-			j.push(t)
-			j.check(t)
-		}
-	})
-}
-
 // newStubbornCrowd is a crowd one rank of which cannot prove anything for a while.
 func newStubbornCrowd(t *testing.T, pull bool, rank int) (c *crowd, fails *atomic.Int64) {
 	t.Helper()

@@ -147,28 +147,6 @@ func TestGroupIdle(t *testing.T) {
 	}
 }
 
-// TestGroupBeginHeedsItsContext, and all other ranks learn of it.
-func TestGroupBeginHeedsItsContext(t *testing.T) {
-	c := newCrowd(t, fourToTwo(t, newMem, false))
-	j := c.newJob(t, layout.Span{To: 40})
-	ctx, cancel := context.WithCancel(within(t))
-	failed := make(chan error, 1)
-	go func() {
-		_, err := c.from[2].sender.Begin(ctx, j.number, j.from[2], j.span)
-		failed <- err
-	}()
-	await(t, "a begin", func() bool { return c.hasBegun(2, j.number) })
-	cancel()
-	err := <-failed
-	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorIs(t, err, engine.ErrAborted)
-	await(t, "the receivers hear of it", func() bool {
-		return c.to[0].receive.Stats().Ended[Aborted] == 1
-	})
-	_, err = c.to[0].receive.Open(within(t), j.number, j.to[0], j.span)
-	require.ErrorIs(t, err, engine.ErrAborted)
-}
-
 // TestGroupMisuse: what is wrong with a call is refused, and ends nothing.
 func TestGroupMisuse(t *testing.T) {
 	s := fourToTwo(t, newMem, false)

@@ -179,16 +179,6 @@ func withProcess(t *testing.T, patience time.Duration, stands bool) (*crowd, *ch
 	return c, process
 }
 
-// handOver takes a request all the way, of which this process has the second prefill rank.
-func (c *crowd) handOver(t *testing.T) {
-	t.Helper()
-	j := c.newJob(t, processSpan)
-	j.begin(t)
-	j.push(t)
-	j.check(t)
-	j.give()
-}
-
 // pushUntilError hands all layers over from the rank of this process, and finishes.
 func (j *job) pushUntilError(t *testing.T) {
 	t.Helper()
@@ -204,7 +194,7 @@ func (j *job) pushUntilError(t *testing.T) {
 // and the other prefill rank learn it, and nothing is left.
 func TestTimedGroupKilledRank(t *testing.T) {
 	c, process := withProcess(t, time.Minute, false)
-	c.handOver(t)
+	c.handOver(t, processSpan).give()
 	j := c.newJob(t, processSpan)
 	j.begin(t)
 	require.NoError(t, j.pushes[0].Layer(within(t), 0))

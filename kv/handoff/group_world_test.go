@@ -377,6 +377,16 @@ func (j *job) push(t testing.TB) {
 	all.Wait()
 }
 
+// handOver hands a request over from all ranks, and checks every byte.
+func (c *crowd) handOver(t testing.TB, s layout.Span) *job {
+	t.Helper()
+	j := c.newJob(t, s)
+	j.begin(t)
+	j.push(t)
+	j.check(t)
+	return j
+}
+
 // check waits for all receivers, and compares every byte of their memory.
 func (j *job) check(t testing.TB) {
 	t.Helper()

@@ -14,60 +14,26 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// messages are one of each kind, well formed.
-func messages() map[string][]byte {
-	fragment := func(to byte, k kind) []byte {
-		return append(appendHeader(nil, to, k, 0, 7), 9, 0, 0, 0, 2, 0, 0, 0, 'a', 'b', 'c')
-	}
-	return map[string][]byte{
-		"begin": fragment(toReceiver, kindBegin), "grant": fragment(toSender, kindGrant),
-		"abort": appendHeader(nil, toReceiver, kindAbort, Aborted, 7),
-		"end":   appendHeader(nil, toSender, kindEnd, Failed, 7),
-	}
-}
-
-func TestDecodesItsOwnMessages(t *testing.T) {
-	for name, b := range messages() {
-		m, err := decode(b)
-		if err != nil || m.session != 7 {
-			t.Errorf("%s: %+v, %v", name, m, err)
-		}
-		switch name {
-		case "begin", "grant":
-			if m.total != 9 || m.offset != 2 || string(m.bytes) != "abc" {
-				t.Errorf("%s: %+v", name, m)
-			}
-		}
-	}
-}
-
 func TestRefusesBrokenMessages(t *testing.T) {
-	for name, b := range messages() {
-		for n := range b {
-			if _, err := decode(b[:n]); !errors.Is(err, engine.ErrCorrupt) &&
-				(name != "begin" && name != "grant" || n <= fragmentLen) {
-				t.Errorf("%s cut to %d bytes: %v", name, n, err)
-			}
+	for name, b := range groupMessages() {
+		refuses := func(what string, b []byte, want error) {
+			t.Helper()
+			_, err := decode(b)
+			require.ErrorIs(t, err, want, "%s: %s", name, what)
 		}
-		swapped := bytes.Clone(b)
-		swapped[0] ^= toSender ^ toReceiver
-		if _, err := decode(swapped); !errors.Is(err, engine.ErrCorrupt) {
-			t.Errorf("%s to the other side: %v", name, err)
+		for n := range headerLen {
+			refuses("cut", b[:n], engine.ErrCorrupt)
 		}
-		newer := bytes.Clone(b)
-		newer[1]++
-		if _, err := decode(newer); !errors.Is(err, engine.ErrVersion) {
-			t.Errorf("%s of another version: %v", name, err)
+		change := func(at int, by byte) []byte {
+			changed := bytes.Clone(b)
+			changed[at] ^= by
+			return changed
 		}
-		reason := bytes.Clone(b)
-		reason[3] ^= 0x80
-		if _, err := decode(reason); !errors.Is(err, engine.ErrCorrupt) {
-			t.Errorf("%s with a reason that does not fit: %v", name, err)
-		}
-		if name != "begin" && name != "grant" {
-			if _, err := decode(append(bytes.Clone(b), 0)); !errors.Is(err, engine.ErrCorrupt) {
-				t.Errorf("%s and a byte more: %v", name, err)
-			}
+		refuses("to the other side", change(0, toSender^toReceiver), engine.ErrCorrupt)
+		refuses("of another version", change(1, 0xFF), engine.ErrVersion)
+		refuses("with a reason that does not fit", change(3, 0x80), engine.ErrCorrupt)
+		if name == "abort" || name == "end" {
+			refuses("and a byte more", append(bytes.Clone(b), 0), engine.ErrCorrupt)
 		}
 	}
 }
@@ -100,10 +66,8 @@ func TestFragmentsMustFollowEachOther(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, list := range []map[string][]byte{messages(), groupMessages()} {
-		for _, b := range list {
-			f.Add(b)
-		}
+	for _, b := range groupMessages() {
+		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := decode(b)

@@ -93,14 +93,10 @@ func TestGeneratorIsDeterministic(t *testing.T) {
 	differs := false
 	for range 200 {
 		qa, qb, qc := a.Next(), b.Next(), c.Next()
-		if !reflect.DeepEqual(qa, qb) {
-			t.Fatalf("the same seed made %+v and %+v", qa, qb)
-		}
+		require.Equal(t, qb, qa)
 		differs = differs || !reflect.DeepEqual(qa, qc)
 	}
-	if !differs {
-		t.Error("another seed made the same requests")
-	}
+	require.True(t, differs, "another seed made the same requests")
 }
 
 func TestGeneratedRequestsCanBeRead(t *testing.T) {

@@ -70,9 +70,7 @@ func TestFiles(t *testing.T) {
 		for _, x := range all {
 			same(t, x)
 		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, l.Close())
 		passed := a.Passed() - before
 		if a.past >= 0 && a.straight.Load() && known && piece > 2*pageBytes && passed < 300_000 {
 			t.Errorf("piece %d: %d bytes went past the page cache", piece, passed)

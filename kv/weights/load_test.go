@@ -99,23 +99,15 @@ func TestLoad(t *testing.T) {
 		l := load(t, m, Config{Memory: make([]byte, c.memory), Piece: c.piece, Readers: c.readers})
 		var all []Loaded
 		for x, err := range l.All(within(t)) {
-			if err != nil {
-				t.Fatalf("%+v: %v", c, err)
-			}
+			require.NoError(t, err, "%+v", c)
 			same(t, x)
 			all = append(all, x)
 			if c.memory < 1<<20 {
-				if err := l.Release(x.Name); err != nil {
-					t.Error(err)
-				}
+				require.NoError(t, l.Release(x.Name))
 			}
 		}
-		if len(all) != len(m.Tensors()) {
-			t.Errorf("%+v: %d tensors of %d", c, len(all), len(m.Tensors()))
-		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Len(t, all, len(m.Tensors()), "%+v: tensors of", c)
+		require.NoError(t, l.Close())
 		if c.memory == 1<<20 {
 			for _, x := range all {
 				same(t, x)
@@ -157,9 +149,8 @@ func TestPieces(t *testing.T) {
 		require.NoError(t, err)
 		same(t, x)
 	}
-	if n := count.reads.Load(); n != 10 {
-		t.Errorf("%d reads of at most 10,000 bytes for 1,000 tensors of 100", n)
-	}
+	require.EqualValues(t, 10, count.reads.Load(),
+		"reads of at most 10,000 bytes for 1,000 tensors of 100")
 	if n := count.most.Load(); n > readersDefault {
 		t.Errorf("%d reads at a time", n)
 	}
@@ -200,13 +191,9 @@ func TestOrder(t *testing.T) {
 		require.NoError(t, err)
 		same(t, x)
 		got = append(got, x.Name)
-		if err := l.Release(x.Name); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, l.Release(x.Name))
 	}
-	if !slices.Equal(got, names) {
-		t.Errorf("with one reader tensors arrived as %v, want %v", got, names)
-	}
+	require.Equal(t, names, got)
 }
 
 // TestWait has several wait for tensors by name, and release them at once.
@@ -232,9 +219,7 @@ func TestWait(t *testing.T) {
 	if _, err := l.Wait(within(t), "a.0"); !errors.Is(err, engine.ErrClosed) {
 		t.Errorf("a tensor that was released: %v", err)
 	}
-	if err := l.Release("a.0"); !errors.Is(err, engine.ErrBounds) {
-		t.Errorf("released twice: %v", err)
-	}
+	require.ErrorIs(t, l.Release("a.0"), engine.ErrBounds, "released twice")
 	if _, err := l.Wait(within(t), "z"); !errors.Is(err, engine.ErrBounds) {
 		t.Errorf("a tensor that nobody reads: %v", err)
 	}
@@ -276,9 +261,7 @@ func full(t *testing.T) {
 		!strings.Contains(err.Error(), "2 tensors in memory") {
 		t.Errorf("with memory full: %v", err)
 	}
-	if err := l.Release("a.2"); !errors.Is(err, engine.ErrBounds) {
-		t.Errorf("released before it arrived: %v", err)
-	}
+	require.ErrorIs(t, l.Release("a.2"), engine.ErrBounds, "released before it arrived")
 	if err := l.Release("a.1"); err != nil { // not the oldest: its memory is of no use yet
 		t.Error(err)
 	}
@@ -287,9 +270,7 @@ func full(t *testing.T) {
 	} else {
 		same(t, x)
 	}
-	if err := l.Release("a.0"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, l.Release("a.0"))
 	x, err := l.Wait(within(t), "a.2")
 	require.NoError(t, err)
 	same(t, x)
@@ -327,9 +308,7 @@ func ends(t *testing.T) {
 		}
 	}
 	close(count.gate)
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, <-closed)
 	if count.now.Load() != 0 || count.reads.Load() > 2 {
 		t.Errorf("%d reads in all, %d under way after Close", count.reads.Load(), count.now.Load())
 	}
@@ -464,12 +443,9 @@ func TestHammer(t *testing.T) {
 			})
 		}
 		group.Wait()
-		if int(count.Load()) != len(names) {
-			t.Errorf("seed %d: %d tensors of %d", seed, count.Load(), len(names))
-		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		require.EqualValues(t, len(names), int(count.Load()), "seed %d: %d tensors of", seed,
+			count.Load())
+		require.NoError(t, l.Close())
 	}
 }
 
@@ -482,11 +458,8 @@ func TestWriteRefuses(t *testing.T) {
 		"a reserved name":      {{Name: "__metadata__", Type: "F32"}},
 		"size past all bounds": {{Name: "a", Type: "F32", Shape: []uint64{1 << 40, 1 << 40}}},
 	} {
-		if err := Write(io.Discard, list, nil, empty); !errors.Is(err, engine.ErrBounds) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.ErrorIs(t, Write(io.Discard, list, nil, empty), engine.ErrBounds, "%s", name)
 	}
-	if err := Write(io.Discard, []Tensor{one}, nil, empty); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("data that ends early: %v", err)
-	}
+	require.ErrorIs(t, Write(io.Discard, []Tensor{one}, nil, empty), io.ErrUnexpectedEOF,
+		"data that ends early")
 }

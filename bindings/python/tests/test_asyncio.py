@@ -112,7 +112,9 @@ def test_closing_the_engine_wakes(narrow: Pair) -> None:
                 await narrow.a.engine.next_notification()
 
         waiting = [asyncio.ensure_future(outcome()), asyncio.ensure_future(message())]
-        await asyncio.sleep(0.05)
+        arrivals = narrow.a.engine._arrivals
+        while not arrivals._futures or not arrivals._readers:  # until both wait
+            await asyncio.sleep(0)
         await asyncio.get_running_loop().run_in_executor(None, narrow.a.engine.close)
         await asyncio.gather(*waiting)
         with pytest.raises(sluice.ClosedError):

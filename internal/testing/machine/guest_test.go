@@ -60,8 +60,6 @@ func TestRealWires(t *testing.T) {
 func queue(t *testing.T, device string) string {
 	t.Helper()
 	out, err := exec.Command("tc", "qdisc", "show", "dev", device).CombinedOutput()
-	if err != nil {
-		t.Fatalf("tc: %v: %s", err, out)
-	}
+	require.NoError(t, err, "tc: %s", out)
 	return string(out)
 }

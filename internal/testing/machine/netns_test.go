@@ -4,14 +4,11 @@ package machine
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -19,49 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver/drivertest"
-	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func link(kind string) string {
 	s, _ := os.Readlink("/proc/self/ns/" + kind)
 	return s
-}
-
-func pair(t *testing.T) *Pair {
-	t.Helper()
-	testkit.CheckLeaks(t)
-	home, around := link("net"), surroundings(t)
-	p, err := NewPair()
-	if err != nil {
-		drivertest.SkipIfUnavailable(t, err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-		if got := surroundings(t); got != around {
-			t.Errorf("the machine has %s, before the test it had %s", got, around)
-		}
-		threads, _ := filepath.Glob("/proc/self/task/*/ns/net")
-		for _, p := range threads {
-			if s, err := os.Readlink(p); err == nil && s != home {
-				t.Errorf("a thread is in %s, not in %s", s, home)
-			}
-		}
-	})
-	return p
-}
-
-// surroundings are what the tests must leave alone.
-func surroundings(t *testing.T) string {
-	t.Helper()
-	list, err := net.Interfaces()
-	require.NoError(t, err)
-	named, err := os.ReadDir("/run/netns")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	return fmt.Sprint(list, named)
 }
 
 // dial connects from one host to the other and sends a word.
@@ -102,17 +61,6 @@ func dial(p *Pair) error {
 		return fmt.Errorf("received %q", word)
 	}
 	return nil
-}
-
-func TestTimedPairReachesEachOther(t *testing.T) {
-	p := pair(t)
-	reaches(t, p)
-	require.NoError(t, p.Far.Plug(false))
-	if err := dial(p); err == nil {
-		t.Error("connected without a cable")
-	}
-	require.NoError(t, p.Far.Plug(true))
-	reaches(t, p)
 }
 
 // reaches tries until it works: neighbours may have to be found first, and on a busy machine
@@ -173,18 +121,3 @@ type recorder struct {
 
 func (r *recorder) Errorf(format string, args ...any) { fmt.Fprintf(&r.text, format+"\n", args...) }
 func (r *recorder) Log(args ...any)                   { fmt.Fprintln(&r.text, args...) }
-
-// TestDoOfWhatEndsItsGoroutine: a failed require does so, of which the caller must hear.
-func TestDoOfWhatEndsItsGoroutine(t *testing.T) {
-	testkit.CheckLeaks(t)
-	h, err := NewHost()
-	if err != nil {
-		drivertest.SkipIfUnavailable(t, err)
-	}
-	defer h.Close()
-	require.ErrorIs(t, h.Do(func() error {
-		runtime.Goexit()
-		return nil
-	}), errEnded)
-	require.NoError(t, h.Do(func() error { return nil }))
-}

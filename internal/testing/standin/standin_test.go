@@ -3,8 +3,6 @@
 package standin
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,14 +24,4 @@ func TestLibrary(t *testing.T) {
 	require.Panics(t, func() { l.Get("speed") })
 	l.Remove()
 	require.NoDirExists(t, l.dir)
-}
-
-func TestWordsOf(t *testing.T) {
-	header := filepath.Join(t.TempDir(), "panel.h")
-	text := "_Atomic unsigned before;\nstruct panel {\n\t_Atomic unsigned delay; /* a " +
-		"*/\n\t_Atomic uint32_t pins, copies;\n};\n_Atomic unsigned after;\n"
-	require.NoError(t, os.WriteFile(header, []byte(text), 0o600))
-	words, err := wordsOf(header, "panel")
-	require.NoError(t, err)
-	require.Equal(t, []string{"delay", "pins", "copies"}, words)
 }

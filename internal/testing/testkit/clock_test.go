@@ -45,28 +45,3 @@ func TestClockJump(t *testing.T) {
 	require.Equal(t, []int64{10, 7}, at)
 	require.EqualValues(t, 3, c.Next(time.Hour))
 }
-
-// TestClockTimerThatSetsItself is called again within one Advance.
-func TestClockTimerThatSetsItself(t *testing.T) {
-	c := NewClock()
-	count := 0
-	var tick clock.Timer
-	tick = c.AfterFunc(1, func() { count++; tick.Reset(1) })
-	c.Advance(5)
-	require.Equal(t, 5, count)
-}
-
-// TestClockRun has a goroutine sleep until the clock has come so far, and one that sleeps for
-// nothing.
-func TestClockRun(t *testing.T) {
-	c := NewClock()
-	begin := c.Now()
-	stop := c.Run(time.Second)
-	c.Sleep(10 * time.Second)
-	require.GreaterOrEqual(t, c.Now()-begin, int64(10*time.Second))
-	stop()
-	stop()
-	stood := c.Now()
-	c.Sleep(0)
-	require.Equal(t, stood, c.Now())
-}
