@@ -88,15 +88,17 @@ func fieldOf(config reflect.Value, name string) (field reflect.Value, names []st
 	return field, names
 }
 
-// OptionName returns the option name of a field: ring_bytes for RingBytes, mtu for MTU.
+// OptionName returns the option name of a field: ring_bytes for RingBytes, mtu for MTU,
+// bytes_a_day for BytesADay.
 func OptionName(field string) string {
 	var b strings.Builder
-	lower := false
-	for _, r := range field {
-		if unicode.IsUpper(r) && lower {
+	lower := func(at int) bool {
+		return at >= 0 && at < len(field) && unicode.IsLower(rune(field[at]))
+	}
+	for i, r := range field {
+		if unicode.IsUpper(r) && (lower(i-1) || lower(i-2) && lower(i+1)) {
 			b.WriteByte('_')
 		}
-		lower = unicode.IsLower(r)
 		b.WriteRune(unicode.ToLower(r))
 	}
 	return b.String()

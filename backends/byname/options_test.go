@@ -72,3 +72,10 @@ func TestSetOptions(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 }
+
+func TestOptionName(t *testing.T) {
+	for field, name := range map[string]string{"RingBytes": "ring_bytes", "MTU": "mtu",
+		"BytesADay": "bytes_a_day", "MaxMTU": "max_mtu"} {
+		require.Equal(t, name, OptionName(field))
+	}
+}

@@ -136,17 +136,6 @@ int sluice_kv_estimate(sluice_kv_namespace space, const struct sluice_kv_key *ke
 	SLGO_CALL(slgoKVEstimate, space, (struct sluice_kv_key *)keys, count, timeout_ns, estimate);
 }
 
-int sluice_kv_pin_open(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
-		       int64_t ttl_ns, int64_t timeout_ns, uint8_t *outcomes,
-		       struct sluice_kv_block *blocks, sluice_kv_pin *pin)
-{
-	SLGO_NEED(pin);
-	SLGO_CALL(slgoKVPinOpen, space, (struct sluice_kv_key *)keys, count, ttl_ns, timeout_ns,
-		  outcomes, blocks, pin);
-}
-
-int sluice_kv_pin_close(sluice_kv_pin pin) { SLGO_CALL(slgoKVPinClose, pin); }
-
 int sluice_kv_op_fd(sluice_kv_op op, int *fd)
 {
 	SLGO_NEED(fd);

@@ -39,7 +39,6 @@ var codes = []struct {
 	{engine.ErrNoRoute, C.SLUICE_ERR_NO_ROUTE},
 	{engine.ErrUnavailable, C.SLUICE_ERR_UNAVAILABLE},
 	{engine.ErrRevoked, C.SLUICE_ERR_REVOKED},
-	{cache.ErrPinEnded, C.SLUICE_ERR_REVOKED},
 	{driver.ErrBadToken, C.SLUICE_ERR_TOKEN},
 	{driver.ErrReadOnly, C.SLUICE_ERR_READ_ONLY},
 	{engine.ErrAborted, C.SLUICE_ERR_ABORTED},

@@ -17,10 +17,10 @@
 enum { THREADS = 6, SLOTS = 12, SOCKETS = 4, ROOM = 1 << 20, US = 1000 };
 
 // The handles of each kind, which any thread may use or replace at any time.
-enum kind { ENGINE, MEMORY, REGION, PEER, REMOTE, TRANSFER, LEASE, LISTENER, KV, SPACE, OP, PIN,
+enum kind { ENGINE, MEMORY, REGION, PEER, REMOTE, TRANSFER, LEASE, LISTENER, KV, SPACE, OP,
 	    KINDS };
 static _Atomic uint64_t handles[KINDS][SLOTS];
-static const int slots[KINDS] = {3, 8, 12, 12, 12, 12, 8, 4, 4, 6, 12, 4};
+static const int slots[KINDS] = {3, 8, 12, 12, 12, 12, 8, 4, 4, 6, 12};
 
 static char sockets[SOCKETS][200];
 static uint32_t lists[64];
@@ -309,7 +309,6 @@ static void blocks(struct hand *h)
 	struct sluice_kv_place p = {.size = sizeof p, .region = pick(h, REGION), .stride = 64,
 				    .run = 64, .slots = lists};
 	struct sluice_kv_key keys[8] = {{{(uint8_t)any(h, 16)}}, {{1}}, {{2}}, {{3}}, {{4}}};
-	struct sluice_kv_block at[8];
 	uint8_t bytes[8];
 	uint64_t made, space = pick(h, SPACE), op = pick(h, OP);
 	size_t prefix;
@@ -327,9 +326,8 @@ static void blocks(struct hand *h)
 		DO(sluice_kv_hint(space, any(h, 5), 1000000 * US, keys, 8, 20000 * US, NULL));
 		return;
 	case 3:
-		if (DO(sluice_kv_pin_open(space, keys, 8, 20000 * US, 9000 * US, bytes, at, &made)))
-			return;
-		DO(sluice_kv_pin_close(put(h, PIN, made)));
+		if (DO(sluice_kv_prefetch(space, keys, 8, 9000 * US, &made)) == SLUICE_OK)
+			put(h, OP, made);
 		return;
 	case 4:
 		DO(sluice_kv_op_cancel(op));

@@ -37,12 +37,10 @@ const (
 	kindKV
 	kindKVNamespace
 	kindKVOp
-	kindKVPin
 )
 
 var kindNames = [...]string{"", "an engine", "a memory", "a region", "a peer", "a remote",
-	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache",
-	"a pin"}
+	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache"}
 
 // table turns handles of one kind into what they name. Looking up takes two loads and no
 // lock; places that are given back are used again, the oldest first.
@@ -173,5 +171,4 @@ var (
 	caches    = table[kv]{kind: kindKV}
 	spaces    = table[namespace]{kind: kindKVNamespace}
 	kvOps     = table[kvOp]{kind: kindKVOp}
-	kvPins    = table[kvPin]{kind: kindKVPin}
 )

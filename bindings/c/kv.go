@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/engine"
@@ -20,26 +21,47 @@ import (
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
-// The way of an operation on a cache: slgoKVMove (kvop.go) copies the lists of the call and starts
-// a goroutine, in which the cache, or the server of another process, moves the blocks. Its end is
-// told by a channel, for slgoKVOpWait, and by an eventfd where the program has asked for one.
-// Whether the cache is of this process is known to kvstore.go alone.
+// A cache under a program in C or Python. Handles (handles.go) name three things: a cache, a
+// namespace of it, an operation.
+//
+// What arrives: calls of sluice.h, through calls_kv.c, each with at most SLUICE_KV_KEYS_MAX keys in
+// the program's memory. What is asked (match, hint, estimate, remove) reads them in place and
+// answers in the call. What moves blocks (load, store, prefetch) copies the lists and returns.
+//
+// What leaves: an outcome a key. An operation has a goroutine, in which the cache, or the server of
+// another process, moves the blocks; its end is told by a channel, for slgoKVOpWait, and by an
+// eventfd where the program has asked for one. The program polls that, or waits.
+//
+// The order of an operation: slgoKVMove reads the place; kv.start has it among those that run, if
+// the region is attached and fewer than opsMax run; its goroutine moves, takes it from them and
+// tells those that wait. A detach refuses further ones on the region at once. Of a cache of this
+// process it waits for those that run; of another one it revokes the lease, whatever the server
+// does.
+//
+// What ends: a cache ends its operations, by cache.Close or by the end of the connection, then its
+// handles are stale; an engine closes its caches first.
+//
+//	kv.go       options, open, dial, serve, close, regions
+//	kvop.go     namespaces, what is asked, operations
+//	kvspace.go  a namespace of this process, as serve.Space is one of another
 
-// kv is a cache that the program uses.
+// kv is a cache that the program uses: of this process, or one of another that it has dialled.
 type kv struct {
-	of      *openEngine
-	handle  atomic.Uint64
-	store   kvStore
-	opsMax  int64
-	running atomic.Int64 // operations
+	of     *openEngine
+	own    *cache.Cache  // nil: dialled
+	client *serve.Client // nil: own
+	handle atomic.Uint64
+	opsMax int
 
 	closing sync.Mutex // one close at a time
 
 	mu       sync.Mutex // guards what follows
 	over     bool
-	reserved bool                 // the engine's messages are the cache's
-	stop     func()               // ends the server; nil: there is none
-	spaces   map[spaceName]uint64 // handles of namespaces
+	reserved bool                     // the engine's messages are the cache's
+	stop     func()                   // ends the server; nil: there is none
+	spaces   map[spaceName]uint64     // handles of namespaces
+	attached map[*engine.Region]bool  // regions that operations may name
+	running  map[*kvOp]*engine.Region // operations, and the region of each; nil: of a prefetch
 }
 
 // spaceName is what a namespace is known by.
@@ -51,55 +73,46 @@ type spaceName struct {
 // kvOpsMax is how many operations run at a time, by default and of a cache that was dialled.
 const kvOpsMax = 1024
 
+// How long a server may take for what has no timeout of its own.
+const (
+	kvStatsLimit = 5 * time.Second
+	kvCloseLimit = 15 * time.Second
+)
+
 // kvOptions are the options of sluice_kv_open, but for those of disks.
 type kvOptions struct {
-	Path                  string
-	Bytes, Extent, Blocks uint64
-	Policy                string
-	VerifyFirst           bool
-	CompareKnown          bool
-	OpsMax                int
-}
-
-// kvDisk are those of one disk.
-type kvDisk struct {
-	Disk                                              string
-	DiskBytes, DiskExtent, DiskBlocks, DiskDailyBytes uint64
-	DiskDurable                                       bool
+	cache.MemoryConfig
+	Policy string
+	cache.Config
 }
 
 // kvConfig reads the options of sluice_kv_open.
 func kvConfig(words []string) (cfg cache.Config, err error) {
 	var o kvOptions
 	var own []string
-	var disks [][]string
 	for _, w := range words {
+		path, isDisk := strings.CutPrefix(w, "disk=")
+		option, ofDisk := strings.CutPrefix(w, "disk_")
 		switch {
-		case strings.HasPrefix(w, "disk="):
-			disks = append(disks, []string{w})
-		case !strings.HasPrefix(w, "disk_"):
+		case isDisk:
+			o.Disks = append(o.Disks, cache.DiskConfig{Path: path})
+		case !ofDisk:
 			own = append(own, w)
-		case disks == nil:
+		case o.Disks == nil:
 			return cfg, argument("option %q: disk=PATH goes before it", w)
 		default:
-			disks[len(disks)-1] = append(disks[len(disks)-1], w)
+			d := &o.Disks[len(o.Disks)-1]
+			if err = byname.SetOptions(d, []string{option}); err != nil {
+				return cfg, fmt.Errorf("disk %s: %w", d.Path, err)
+			}
 		}
 	}
 	if err = byname.SetOptions(&o, own); err != nil {
 		return cfg, err
 	}
-	cfg = cache.Config{Memory: cache.MemoryConfig{Path: o.Path, Bytes: o.Bytes, Extent: o.Extent},
-		Blocks: o.Blocks, Policy: cache.Policy(o.Policy), VerifyFirst: o.VerifyFirst,
-		CompareKnown: o.CompareKnown, OpsMax: cmp.Or(o.OpsMax, kvOpsMax)}
-	for _, words := range disks {
-		var d kvDisk
-		if err = byname.SetOptions(&d, words); err != nil {
-			return cfg, err
-		}
-		cfg.Disks = append(cfg.Disks, cache.DiskConfig{Path: d.Disk, Bytes: d.DiskBytes,
-			Extent: d.DiskExtent, Blocks: d.DiskBlocks, BytesADay: d.DiskDailyBytes,
-			Durable: d.DiskDurable})
-	}
+	cfg = o.Config
+	cfg.Memory, cfg.Policy = o.MemoryConfig, cache.Policy(o.Policy)
+	cfg.OpsMax = cmp.Or(cfg.OpsMax, kvOpsMax)
 	return cfg, nil
 }
 
@@ -128,8 +141,7 @@ func slgoKVOpen(h C.uint64_t, options **C.char, timeout C.int64_t, out *C.uint64
 		if err != nil {
 			return err
 		}
-		return e.adoptKV(&kv{of: e, store: newOwnCache(e.Engine, c), opsMax: int64(cfg.OpsMax)},
-			out)
+		return e.adoptKV(&kv{of: e, own: c, opsMax: cfg.OpsMax}, out)
 	})
 }
 
@@ -148,20 +160,17 @@ func slgoKVDial(h C.uint64_t, network, address *C.char, timeout C.int64_t, out *
 			e.inbox.unreserve()
 			return err
 		}
-		return e.adoptKV(&kv{of: e, store: dialledCache{c}, opsMax: kvOpsMax, reserved: true}, out)
+		return e.adoptKV(&kv{of: e, client: c, opsMax: kvOpsMax, reserved: true}, out)
 	})
 }
 
 // adoptKV gives a cache its handle, or closes it.
 func (e *openEngine) adoptKV(k *kv, out *C.uint64_t) error {
-	k.spaces = map[spaceName]uint64{}
+	k.spaces, k.attached = map[spaceName]uint64{}, map[*engine.Region]bool{}
+	k.running = map[*kvOp]*engine.Region{}
 	handle, err := adopt(e, &caches, k)
 	if err != nil {
-		err = errors.Join(err, k.store.close())
-		if k.reserved {
-			e.inbox.unreserve()
-		}
-		return err
+		return errors.Join(err, k.close())
 	}
 	k.handle.Store(handle)
 	*out = C.uint64_t(handle)
@@ -171,8 +180,7 @@ func (e *openEngine) adoptKV(k *kv, out *C.uint64_t) error {
 //export slgoKVServe
 func slgoKVServe(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return calling(&caches, h, 0, f, func(_ context.Context, k *kv) error {
-		own, is := k.store.(*ownCache)
-		if !is {
+		if k.own == nil {
 			return fmt.Errorf("serve a cache that was dialled: %w", engine.ErrNotSupported)
 		}
 		k.mu.Lock()
@@ -183,7 +191,7 @@ func slgoKVServe(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 		case k.reserved: // it serves already
 			return nil
 		}
-		s, err := serve.New(serve.Config{Cache: own.Cache, Engine: k.of.Engine})
+		s, err := serve.New(serve.Config{Cache: k.own, Engine: k.of.Engine})
 		if err == nil {
 			err = k.of.inbox.reserve()
 		}
@@ -217,10 +225,7 @@ func (k *kv) close() error {
 	if first && stop != nil {
 		stop()
 	}
-	for _, p := range kvPins.dropAll(func(p *kvPin) bool { return p.of == k }) {
-		_ = p.end() // the cache waits for it; what was read in a cache that closes is of no use
-	}
-	err := k.store.close()
+	err := k.closeStore()
 	if first && k.reserved {
 		k.of.inbox.unreserve()
 	}
@@ -235,6 +240,15 @@ func (k *kv) close() error {
 	return nil
 }
 
+func (k *kv) closeStore() error {
+	if k.own != nil {
+		return k.own.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), kvCloseLimit)
+	defer cancel()
+	return k.client.Close(ctx)
+}
+
 // closeCaches closes those of an engine that closes, whose handles are gone then.
 func (e *openEngine) closeCaches() error {
 	var errs []error
@@ -247,21 +261,34 @@ func (e *openEngine) closeCaches() error {
 //export slgoKVStats
 func slgoKVStats(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.size_t,
 	f *C.struct_slgo_fault) C.int {
-	k, err := caches.get(uint64(h))
-	if err != nil {
-		return answer(f, err)
+	var stats any
+	code := calling(&caches, h, C.int64_t(kvStatsLimit), f, func(ctx context.Context,
+		k *kv) (err error) {
+		if k.client != nil {
+			stats, err = k.client.Report(ctx)
+			return err
+		}
+		a := k.own.Attached()
+		stats = struct { // a part of serve.Report
+			cache.Stats
+			Attached serve.Attached `json:"attached"`
+		}{k.own.Stats(), serve.Attached{Blocks: a.Blocks, Bytes: a.Bytes,
+			Ms: float64(a.Took) / 1e6, Fresh: a.Fresh}}
+		return nil
+	})
+	if code != C.SLUICE_OK {
+		return code
 	}
-	s, err := k.store.stats()
-	if err != nil {
-		return answer(f, err)
-	}
-	return handJSON(s, buffer, capacity, length, f)
+	return handJSON(stats, buffer, capacity, length, f)
 }
 
 //export slgoKVDrain
 func slgoKVDrain(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	return calling(&caches, h, timeout, f, func(ctx context.Context, k *kv) error {
-		return k.store.Drain(ctx)
+		if k.client != nil {
+			return k.client.Drain(ctx)
+		}
+		return k.own.Drain(ctx)
 	})
 }
 
@@ -269,8 +296,13 @@ func slgoKVDrain(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int 
 func slgoKVAttach(h, region C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	return calling(&caches, h, timeout, f, func(ctx context.Context, k *kv) error {
 		r, err := k.region(region)
+		if err == nil && k.client != nil {
+			err = k.client.Attach(ctx, r)
+		}
 		if err == nil {
-			err = k.store.Attach(ctx, r)
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.attached[r] = true
 		}
 		return err
 	})
@@ -281,10 +313,34 @@ func slgoKVDetach(h, region C.uint64_t, timeout C.int64_t, f *C.struct_slgo_faul
 	return calling(&caches, h, timeout, f, func(ctx context.Context, k *kv) error {
 		r, err := k.region(region)
 		if err == nil {
-			err = k.store.Detach(ctx, r)
+			err = k.detach(ctx, r)
 		}
 		return err
 	})
+}
+
+func (k *kv) detach(ctx context.Context, r *engine.Region) error {
+	k.mu.Lock()
+	delete(k.attached, r)
+	var running []*kvOp
+	for op, of := range k.running {
+		if of == r {
+			running = append(running, op)
+		}
+	}
+	k.mu.Unlock()
+	if k.client != nil {
+		return k.client.Detach(ctx, r)
+	}
+	for _, op := range running {
+		select {
+		case <-op.done:
+		case <-ctx.Done():
+			return fmt.Errorf("detach: %d operations on the region ran: %w", len(running),
+				ctx.Err())
+		}
+	}
+	return nil
 }
 
 // region is one of the cache's engine.

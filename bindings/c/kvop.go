@@ -16,6 +16,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
 // namespace is one of a cache.
@@ -38,10 +39,18 @@ type kvOp struct {
 	closed bool
 }
 
-// kvPin is blocks in their places.
-type kvPin struct {
-	of  *kv
-	end func() error
+// reaching returns the namespace for an operation on a region.
+func (n *namespace) reaching(r *engine.Region) (kvSpace, error) {
+	own, is := n.space.(ownSpace)
+	if !is {
+		return n.space, nil
+	}
+	self, err := n.of.of.Self()
+	if err == nil {
+		own.peer = self
+		own.remote, err = self.Remote(r.Name())
+	}
+	return own, err
 }
 
 //export slgoKVNamespaceOpen
@@ -70,14 +79,7 @@ func slgoKVNamespaceOpen(h C.uint64_t, c *C.struct_sluice_kv_namespace_options, 
 // openNamespace returns the one handle that a namespace has.
 func (k *kv) openNamespace(ctx context.Context, name spaceName, o cache.NamespaceOptions) (uint64,
 	error) {
-	k.mu.Lock()
-	h, known := k.spaces[name]
-	k.mu.Unlock()
-	if _, dialled := k.store.(dialledCache); known && dialled &&
-		(o == cache.NamespaceOptions{Geometry: o.Geometry}) {
-		return h, nil // another would take one more place at the server
-	}
-	s, err := k.store.namespace(ctx, name.name, o)
+	s, err := k.namespace(ctx, name.name, o)
 	if err != nil {
 		return 0, err
 	}
@@ -86,12 +88,30 @@ func (k *kv) openNamespace(ctx context.Context, name spaceName, o cache.Namespac
 	if k.over {
 		return 0, engine.ErrClosed
 	}
-	if h, known = k.spaces[name]; !known {
-		if h, err = spaces.put(&namespace{k, s}); err == nil {
-			k.spaces[name] = h
+	h, known := k.spaces[name]
+	if known { // by the options that s has set
+		if own, is := s.(ownSpace); is {
+			own.Close()
 		}
+		return h, nil
+	}
+	if h, err = spaces.put(&namespace{k, s}); err == nil {
+		k.spaces[name] = h
 	}
 	return h, err
+}
+
+func (k *kv) namespace(ctx context.Context, name string, o cache.NamespaceOptions) (kvSpace,
+	error) {
+	if k.own != nil {
+		n, err := k.own.Namespace(name, o)
+		return ownSpace{Namespace: n}, err
+	}
+	if (o != cache.NamespaceOptions{Geometry: o.Geometry}) {
+		return nil, argument("options of a namespace beside its geometry: of a cache that was " +
+			"dialled its server says them")
+	}
+	return k.client.Namespace(ctx, name, o.Geometry)
 }
 
 // withKeys is calling for what keys of a namespace are asked about.
@@ -155,11 +175,6 @@ func slgoKVHint(h C.uint64_t, kind C.uint32_t, last C.int64_t, list *C.struct_sl
 		if kind > C.SLUICE_KV_PREFETCH {
 			return argument("hint %d does not exist", kind)
 		}
-		// A number below a second is one of another unit.
-		if kind == C.SLUICE_KV_RETAIN && time.Duration(last) < time.Second {
-			return fmt.Errorf("retain for %v: a second at least: %w", time.Duration(last),
-				engine.ErrBounds)
-		}
 		r, err := n.space.Hint(ctx, keys, cache.Hint{Kind: cache.HintKind(kind),
 			For: time.Duration(last)})
 		if out != nil {
@@ -203,42 +218,6 @@ func slgoKVEstimate(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, 
 	})
 }
 
-//export slgoKVPinOpen
-func slgoKVPinOpen(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, ttl,
-	timeout C.int64_t, outcomes *C.uint8_t, blocks *C.struct_sluice_kv_block, out *C.uint64_t,
-	f *C.struct_slgo_fault) C.int {
-	return withKeys(h, list, count, timeout, f, func(ctx context.Context, n *namespace,
-		keys []cache.Key) error {
-		dst, err := inPlace[C.struct_sluice_kv_block](blocks, uint64(count), "blocks")
-		if err != nil {
-			return err
-		}
-		became, found, end, err := n.space.pin(ctx, keys, time.Duration(ttl))
-		if err != nil {
-			return err
-		}
-		handle, err := adoptOf(n.of, &kvPins, &kvPin{n.of, end})
-		if err != nil {
-			return errors.Join(err, end())
-		}
-		for k, b := range found {
-			setBlock(&dst[k], b)
-		}
-		*out = C.uint64_t(handle)
-		return copyOut(outcomes, became)
-	})
-}
-
-//export slgoKVPinClose
-func slgoKVPinClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
-	return calling(&kvPins, h, 0, f, func(_ context.Context, p *kvPin) error {
-		if !kvPins.drop(uint64(h)) {
-			return &staleError{want: kindKVPin, handle: uint64(h)}
-		}
-		return p.end()
-	})
-}
-
 //export slgoKVMove
 func slgoKVMove(store C.int, h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t,
 	place *C.struct_sluice_kv_place, timeout C.int64_t, out *C.uint64_t,
@@ -253,9 +232,18 @@ func slgoKVMove(store C.int, h C.uint64_t, list *C.struct_sluice_kv_key, count C
 		if err != nil {
 			return err
 		}
-		return n.of.start(len(keys), timeout, out, func() (kvMove, error) {
-			// The caller's memory is read during the call alone.
-			return n.space.prepare(store != 0, slices.Clone(keys), region, at)
+		space, err := n.reaching(region)
+		if err != nil {
+			return err
+		}
+		move := space.Load
+		if store != 0 {
+			move = space.Store
+		}
+		at.Region, keys = region, slices.Clone(keys) // the caller's are read during the call alone
+		return n.of.start(len(keys), region, timeout, out, func(ctx context.Context) (
+			[]cache.Outcome, error) {
+			return move(ctx, keys, at)
 		})
 	})
 }
@@ -266,16 +254,15 @@ func slgoKVPrefetch(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t,
 	return withKeys(h, list, count, 0, f, func(_ context.Context, n *namespace,
 		keys []cache.Key) error {
 		keys = slices.Clone(keys)
-		return n.of.start(len(keys), timeout, out, func() (kvMove, error) {
-			return func(ctx context.Context) ([]cache.Outcome, error) {
-				return n.space.Prefetch(ctx, keys)
-			}, nil
+		return n.of.start(len(keys), nil, timeout, out, func(ctx context.Context) (
+			[]cache.Outcome, error) {
+			return n.space.Prefetch(ctx, keys)
 		})
 	})
 }
 
 // placeOf is a place without its region.
-func placeOf(p *C.struct_sluice_kv_place, keys int) (at cache.Place, err error) {
+func placeOf(p *C.struct_sluice_kv_place, keys int) (at serve.Place, err error) {
 	if int(p.loops_count) > len(p.loops) {
 		return at, argument("%d loops, at most %d", p.loops_count, len(p.loops))
 	}
@@ -283,7 +270,7 @@ func placeOf(p *C.struct_sluice_kv_place, keys int) (at cache.Place, err error) 
 	if err != nil {
 		return at, err
 	}
-	at = cache.Place{Base: uint64(p.base), Stride: uint64(p.stride), Run: uint64(p.run),
+	at = serve.Place{Base: uint64(p.base), Stride: uint64(p.stride), Run: uint64(p.run),
 		Slots: slices.Clone(slots)}
 	for i := range p.loops[:p.loops_count] {
 		l := &p.loops[i]
@@ -295,47 +282,39 @@ func placeOf(p *C.struct_sluice_kv_place, keys int) (at cache.Place, err error) 
 	return at, nil
 }
 
-// start makes an operation of so many keys, which runs what prepare returns.
-func (k *kv) start(keys int, timeout C.int64_t, out *C.uint64_t,
-	prepare func() (kvMove, error)) error {
-	if k.running.Add(1) > k.opsMax {
-		k.running.Add(-1)
-		return fmt.Errorf("%d operations of this cache run: %w", k.opsMax, engine.ErrBusy)
-	}
-	move, err := prepare()
-	if err != nil {
-		k.running.Add(-1)
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	if timeout >= 0 {
-		ctx, cancel = within(timeout)
-	}
-	op := &kvOp{of: k, cancel: cancel, done: make(chan struct{})}
-	handle, err := adoptOf(k, &kvOps, op)
-	if err != nil {
-		cancel() // it ends at once, with what prepare has counted
-	}
-	go func() {
-		outcomes, err := move(ctx)
-		cancel()
-		k.running.Add(-1)
-		op.end(outcomes, err, keys)
-	}()
-	if err == nil {
-		*out = C.uint64_t(handle)
-	}
-	return err
-}
-
-// adoptOf gives a handle to something of a cache that does not close.
-func adoptOf[T any](k *kv, t *table[T], v *T) (uint64, error) {
+// start makes an operation of so many keys, on a region unless that is nil.
+func (k *kv) start(keys int, region *engine.Region, timeout C.int64_t, out *C.uint64_t,
+	move func(ctx context.Context) ([]cache.Outcome, error)) error {
+	op := &kvOp{of: k, done: make(chan struct{})}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.over {
-		return 0, engine.ErrClosed
+	switch {
+	case k.over:
+		return engine.ErrClosed
+	case region != nil && !k.attached[region]:
+		return fmt.Errorf("the region is not attached to the cache: attach it first: %w",
+			engine.ErrBounds)
+	case len(k.running) >= k.opsMax:
+		return fmt.Errorf("%d operations of this cache run: %w", k.opsMax, engine.ErrBusy)
 	}
-	return t.put(v)
+	handle, err := kvOps.put(op)
+	if err != nil {
+		return err
+	}
+	*out = C.uint64_t(handle)
+	k.running[op] = region
+	ctx, stop := within(timeout)
+	ctx, op.cancel = context.WithCancel(ctx)
+	go func() {
+		outcomes, err := move(ctx)
+		op.cancel()
+		stop()
+		k.mu.Lock()
+		delete(k.running, op)
+		k.mu.Unlock()
+		op.end(outcomes, err, keys)
+	}()
+	return nil
 }
 
 // end tells those that wait.

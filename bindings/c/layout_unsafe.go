@@ -35,7 +35,6 @@ func goLayout() map[string]string {
 		"sluice_kv_place":             C.struct_sluice_kv_place{},
 		"sluice_kv_hint_result":       C.struct_sluice_kv_hint_result{},
 		"sluice_kv_estimate":          C.struct_sluice_kv_estimate{},
-		"sluice_kv_block":             C.struct_sluice_kv_block{},
 	} {
 		s := reflect.TypeOf(v)
 		list[name] = fmt.Sprint(s.Size())

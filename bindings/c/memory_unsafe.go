@@ -57,11 +57,6 @@ func setAddress(p *C.uint64_t, mem []byte) {
 	*p = C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
 }
 
-// setBlock tells the caller where a pinned block lies, which is in no memory of Go's.
-func setBlock(to *C.struct_sluice_kv_block, mem []byte) {
-	to.bytes, to.length = unsafe.Pointer(unsafe.SliceData(mem)), C.uint64_t(len(mem))
-}
-
 // stringList is a list of strings that ends with NULL.
 func stringList(p **C.char) (list []string) {
 	for p != nil && *p != nil {

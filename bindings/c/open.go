@@ -57,9 +57,13 @@ func slgoOpen(c *C.struct_sluice_config, out *C.uint64_t, f *C.struct_slgo_fault
 }
 
 func configOf(c *C.struct_sluice_config) (engine.Config, error) {
-	if c.flags&^C.SLUICE_PLAINTEXT != 0 {
-		return engine.Config{}, argument("sluice_config.flags is %#x: there is "+
-			"SLUICE_PLAINTEXT alone", c.flags)
+	if c.flags&^(C.SLUICE_PLAINTEXT|C.SLUICE_SCHEDULE) != 0 {
+		return engine.Config{}, argument("sluice_config.flags is %#x: there are "+
+			"SLUICE_PLAINTEXT and SLUICE_SCHEDULE", c.flags)
+	}
+	var schedule *engine.Schedule
+	if c.flags&C.SLUICE_SCHEDULE != 0 {
+		schedule = &engine.Schedule{}
 	}
 	id, err := identityOf(c)
 	if err != nil {
@@ -73,6 +77,7 @@ func configOf(c *C.struct_sluice_config) (engine.Config, error) {
 		Name:             C.GoString(c.name),
 		Identity:         id,
 		Plaintext:        c.flags&C.SLUICE_PLAINTEXT != 0,
+		Schedule:         schedule,
 		TransferTimeout:  time.Duration(c.transfer_timeout_ns),
 		AbortGrace:       time.Duration(c.abort_grace_ns),
 		ConnectTimeout:   time.Duration(c.connect_timeout_ns),

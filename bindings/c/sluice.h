@@ -145,9 +145,10 @@ struct sluice_backend {
 /*
  * sluice_config.flags. PLAINTEXT: sluice_serve and sluice_dial over "tcp" exchange descriptions in
  * the open. Only on networks that are trusted: a program that connects is given one, and reaches
- * the regions in it.
+ * the regions in it. SCHEDULE: loads of a cache go before its prefetches and stores, and before
+ * what it writes to disks.
  */
-enum { SLUICE_PLAINTEXT = 1 };
+enum { SLUICE_PLAINTEXT = 1, SLUICE_SCHEDULE = 2 };
 
 struct sluice_config {
 	uint32_t size; /* sizeof(struct sluice_config) */
@@ -567,7 +568,6 @@ int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns);
 typedef uint64_t sluice_kv;
 typedef uint64_t sluice_kv_namespace;
 typedef uint64_t sluice_kv_op;
-typedef uint64_t sluice_kv_pin;
 
 enum { SLUICE_KV_KEYS_MAX = 65536 };
 
@@ -589,10 +589,12 @@ struct sluice_kv_key {
  *   verify_first  true: a block's CRC-32C is verified by its first load alone
  *   compare_known true: other bytes for a key that the cache has are a conflict, and told
  *   ops_max       operations at a time; 1,024
+ *   hold_max      bytes that retained blocks of all namespaces keep in memory; half of it
  *   disk          the path of a file behind the memory; those that follow are of this disk:
  *   disk_bytes, disk_extent, disk_blocks
- *   disk_daily_bytes  bounds what is written in 24 hours
+ *   disk_bytes_a_day  bounds what is written in 24 hours
  *   disk_durable  true: what is on it survives a loss of power
+ *   disk_slow_after  without an answer for so long it is left alone; 5s
  * A disk needs the backend posix. The timeout is for a process before that still ends, which has
  * the file until then (SLUICE_ERR_TIMEOUT). sluice_close closes the caches of its engine first.
  */
@@ -621,14 +623,14 @@ int sluice_kv_close(sluice_kv kv);
 
 /*
  * Counters as JSON, as `sluice cache stat --json` has them; buffer as for sluice_stats. "attached"
- * says what sluice_kv_open found.
- * SLUICE_ERR_NOT_SUPPORTED of one that was dialled.
+ * says what sluice_kv_open found. Of one that was dialled the server has counted, which tells those
+ * alone who have come by its Unix socket (SLUICE_ERR_SYSTEM), within 5 s (SLUICE_ERR_TIMEOUT).
  */
 int sluice_kv_stats(sluice_kv kv, void *buffer, size_t capacity, size_t *length);
 
 /*
  * Waits until all blocks that were stored are on the disks, or will not be. SLUICE_ERR_TIMEOUT:
- * some are not yet. SLUICE_ERR_NOT_SUPPORTED of a cache that was dialled.
+ * some are not yet.
  */
 int sluice_kv_drain(sluice_kv kv, int64_t timeout_ns);
 
@@ -656,7 +658,7 @@ struct sluice_kv_namespace_options {
 	 */
 	uint8_t geometry[32];
 	const char *name; /* at most 216 bytes */
-	uint64_t hold_max; /* bytes that pins and retained blocks keep; an eighth of the memory */
+	uint64_t hold_max; /* bytes that retained blocks keep; an eighth of the memory */
 	int64_t ttl_ns; /* blocks that were not used for longer go; whole seconds; 0: never */
 	uint32_t flow; /* when blocks go to the disks */
 	uint32_t reserved; /* 0 */
@@ -678,8 +680,8 @@ enum { SLUICE_KV_IN_MEMORY = 1, SLUICE_KV_ON_DISK = 2, SLUICE_KV_COMING = 4 };
 
 /*
  * Writes to found where each block is, count bytes; *prefix is how many are there from the first
- * key on without a gap. Either may be NULL. It moves nothing. The timeout is for a cache that was
- * dialled.
+ * key on without a gap. Either may be NULL. It moves nothing. What was found may go before
+ * it is loaded: SLUICE_KV_RETAIN has it stay. The timeout is for a cache that was dialled.
  */
 int sluice_kv_match(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		    int64_t timeout_ns, uint8_t *found, size_t *prefix);
@@ -801,29 +803,6 @@ struct sluice_kv_estimate {
 /* What a load would take now. It moves nothing, and is no use of the blocks. */
 int sluice_kv_estimate(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		       int64_t timeout_ns, struct sluice_kv_estimate *estimate);
-
-/* The bytes of a pinned block, to be read alone; NULL: it is not pinned. */
-struct sluice_kv_block {
-	const void *bytes;
-	uint64_t length;
-};
-
-/*
- * Keeps blocks in memory, in their places, and says where they are: a block for each key, and an
- * outcome where that is not NULL. Blocks on a disk alone are read first. A server must be on this
- * host, and ends the pin after ttl_ns, which its options bound; in a cache of this process blocks
- * stay until the pin is closed, whatever ttl_ns is. SLUICE_ERR_FULL: more than hold_max.
- */
-int sluice_kv_pin_open(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
-		       int64_t ttl_ns, int64_t timeout_ns, uint8_t *outcomes,
-		       struct sluice_kv_block *blocks, sluice_kv_pin *pin);
-
-/*
- * Ends it; the bytes must not be read afterwards, nor once the cache is closed. SLUICE_OK: the
- * blocks were there all the time. SLUICE_ERR_REVOKED: the pin had ended, and what was read is of no
- * use; so it is after any other error, where that is not known.
- */
-int sluice_kv_pin_close(sluice_kv_pin pin);
 
 /* ---- why ---- */
 

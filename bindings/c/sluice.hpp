@@ -68,7 +68,6 @@ using remote = sluice_remote; // the peer's, and goes with it
 // sluice_kv_load and others are called with id().
 using kv_cache = owner<sluice_kv_close>;
 using kv_op = owner<sluice_kv_op_close>;
-using kv_pin = owner<sluice_kv_pin_close>;
 
 inline int revoke_now(uint64_t id) { return sluice_lease_revoke(id, SLUICE_FOREVER); }
 using lease = owner<revoke_now>;

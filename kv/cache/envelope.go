@@ -4,6 +4,7 @@ package cache
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -73,7 +74,7 @@ func (n *Namespace) HintEnvelope(data []byte) ([]ActionOutcome, error) {
 		} `json:"actions"`
 	}
 	if err := json.Unmarshal(data, &e); err != nil {
-		return nil, fmt.Errorf("hints: %w: %w", engine.ErrCorrupt, err)
+		return nil, fmt.Errorf("hints: %w: %w", engine.ErrCorrupt, inWords(err))
 	}
 	if len(e.Actions) > actionsMax {
 		return nil, fmt.Errorf("an envelope of %d actions, at most %d: %w", len(e.Actions),
@@ -110,7 +111,7 @@ func (n *Namespace) act(kind HintKind, payload []byte) (HintResult, error) {
 		TTL    float64     `json:"ttl_seconds"`
 	}
 	if err := json.Unmarshal(payload, &p); err != nil {
-		return HintResult{}, fmt.Errorf("payload: %w", err)
+		return HintResult{}, fmt.Errorf("payload: %w", inWords(err))
 	}
 	if len(p.Hashes) == 0 {
 		return HintResult{}, errors.New("payload: no block_hashes")
@@ -128,6 +129,15 @@ func (n *Namespace) act(kind HintKind, payload []byte) (HintResult, error) {
 		keys[k] = Key(p.Hashes[k])
 	}
 	return n.Hint(keys, h)
+}
+
+// inWords says what json.Unmarshal found without the names of types here.
+func inWords(err error) error {
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("%s is of type %s, which is not the one that docs/cache.md shows",
+			cmp.Or(e.Field, "the envelope"), e.Value)
+	}
+	return err
 }
 
 // blockHash is the key of a hash in a payload.

@@ -84,7 +84,6 @@ func (c *Cache) openFlows() {
 	c.wake = make(chan struct{}, 1)
 	c.prefetching = make(chan struct{}, 1)
 	c.retention = make([]map[uint32]retention, len(c.index.shards))
-	c.memoryID = c.memory.id
 	c.paces.paces = make([]pace, len(c.cfg.Disks))
 	c.now.Store(c.readClock())
 }

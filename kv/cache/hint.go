@@ -41,9 +41,9 @@ type Hint struct {
 
 // HintResult counts the blocks of a hint.
 type HintResult struct {
-	Applied int
-	Missing int // the cache does not have them
-	Refused int // by a budget, or a queue that is full
+	Applied int `json:"applied"`
+	Missing int `json:"missing"` // the cache does not have them
+	Refused int `json:"refused"` // by a budget, or a queue that is full
 }
 
 const (
@@ -62,9 +62,9 @@ func (n *Namespace) Hint(keys []Key, h Hint) (r HintResult, err error) {
 		err = fmt.Errorf("%d keys, at most %d: %w", len(keys), hintKeysMax, engine.ErrBounds)
 	case h.Kind >= hintKinds:
 		err = fmt.Errorf("hint %d: %w", h.Kind, engine.ErrNotSupported)
-	case h.Kind == HintRetain && (h.For <= 0 || h.For > retainMax):
-		err = fmt.Errorf("retain for %v, up to %v at a time: %w", h.For, retainMax,
-			engine.ErrBounds)
+	case h.Kind == HintRetain && (h.For < time.Second || h.For > retainMax): // another unit?
+		err = fmt.Errorf("retain for %v: a second at least, and up to %v at a time: %w", h.For,
+			retainMax, engine.ErrBounds)
 	case h.Kind == HintDemote && (len(c.cfg.Disks) == 0 || c.space(n.id).flow() == MemoryOnly):
 		err = errNoDisk
 	}

@@ -333,6 +333,7 @@ func TestHintEnvelope(t *testing.T) {
 	for _, data := range []string{"", "[]", `{"actions":[]`, `{"actions":7}`} {
 		_, err := n.ns.HintEnvelope([]byte(data))
 		require.ErrorIs(t, err, engine.ErrCorrupt, "%q", data)
+		require.NotContains(t, err.Error(), "Go ", "%q", data)
 	}
 	_, err := n.ns.HintEnvelope(make([]byte, envelopeMax+1))
 	require.ErrorIs(t, err, engine.ErrBounds)

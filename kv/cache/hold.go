@@ -22,7 +22,6 @@ type holds struct {
 	retention   []map[uint32]retention // by shard, whose lock guards it, and entry
 	prefetching chan struct{}          // has room for one
 	fetch       atomic.Pointer[fetch]  // the last read of a Prefetch
-	memoryID    [16]byte               // of the memory file
 }
 
 // fetch is a read of a Prefetch from a disk.
@@ -130,7 +129,6 @@ type Pin struct {
 	n        *Namespace
 	outcomes []Outcome
 	blocks   [][]byte
-	offs     []uint64
 	done     chan struct{}
 
 	mu    sync.Mutex
@@ -156,8 +154,8 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 	defer c.end()
 	ctx, cancel := c.within(ctx)
 	defer cancel()
-	p := &Pin{n: n, blocks: make([][]byte, len(keys)), offs: make([]uint64, len(keys)),
-		held: make([]uint32, len(keys)), done: make(chan struct{})}
+	p := &Pin{n: n, blocks: make([][]byte, len(keys)), held: make([]uint32, len(keys)),
+		done: make(chan struct{})}
 
 	// Reserve the budget. Blocks that are stored or removed meanwhile are not pinned.
 	op := newOp(len(keys))
@@ -181,7 +179,6 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 		e := c.index.entry(i)
 		op.outcomes[k] = Done
 		p.blocks[k] = c.memory.bytesOf(e.slot, e.size)
-		p.offs[k] = c.memory.shape.dataOff() + uint64(e.slot)*granule
 	})
 	p.outcomes = op.outcomes
 	if op.err != nil && !slices.Contains(op.outcomes, Done) {
@@ -260,41 +257,6 @@ func (p *Pin) release() {
 	}
 	c.endHold(p.n.id, p.bytes)
 	c.wakeKeeper() // its quota may be over
-}
-
-// alive reports whether the pin has not ended, nor the cache closed.
-func (p *Pin) alive() bool {
-	c := p.n.c
-	c.mu.Lock()
-	closed := c.closed
-	c.mu.Unlock()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return !closed && !p.ended
-}
-
-// MappedPin is where another process of this host finds the blocks of a Pin: in the memory file,
-// which it maps to read.
-type MappedPin struct {
-	Path  string   // of the memory file
-	ID    [16]byte // of its content: at MemoryIDOff of the file
-	Offs  []uint64 // of each block in the file, in bytes
-	Sizes []uint32 // bytes; 0: the block is not pinned
-}
-
-// MemoryIDOff is where a memory file has its ID.
-const MemoryIDOff = atID
-
-// Mapped returns where the blocks lie. alive reports whether neither the pin has ended nor the
-// cache was closed: if it says so, all bytes that another process had read from there by then were
-// those of the blocks.
-func (p *Pin) Mapped() (m MappedPin, alive func() bool) {
-	c := p.n.c
-	m = MappedPin{Path: c.cfg.Memory.Path, ID: c.memoryID, Offs: p.offs}
-	for _, b := range p.blocks {
-		m.Sizes = append(m.Sizes, uint32(len(b)))
-	}
-	return m, p.alive
 }
 
 // sizes are those of the blocks that are there; 0 for the others.

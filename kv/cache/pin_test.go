@@ -36,19 +36,6 @@ func seen(p *Pin, keys []Key) error {
 	})
 }
 
-// TestMappedPinAndClose: a pin is not alive behind the Close of its cache: the next one uses its
-// slots.
-func TestMappedPinAndClose(t *testing.T) {
-	n := openNode(t, memoryFile(t), 16, nil)
-	n.put(t, ids(0, 1))
-	p, err := n.ns.Pin(t.Context(), ids(0, 1), 0)
-	require.NoError(t, err)
-	_, alive := p.Mapped()
-	require.True(t, alive())
-	n.close(t)
-	require.False(t, alive())
-}
-
 // TestPin: a pinned block stays in its place until the pin is closed, and no longer; one that is on
 // a disk alone comes from there; one that is damaged is told.
 func TestPin(t *testing.T) {

@@ -109,22 +109,9 @@ static void want_bytes(sluice_kv_namespace space, struct end *e)
 	free(want);
 }
 
-// Pinned blocks lie where the program reads them, and hints and estimates know them.
-static void want_held(sluice_kv_namespace space, struct end *e)
+// Hints and estimates know the blocks.
+static void want_hinted(sluice_kv_namespace space)
 {
-	struct sluice_kv_block blocks[BLOCKS];
-	uint8_t outcomes[BLOCKS];
-	sluice_kv_pin pin;
-	OK(sluice_kv_pin_open(space, keys, BLOCKS, SECOND * 60, LIMIT, outcomes, blocks, &pin));
-	for (int k = 0; k < BLOCKS; k++) {
-		TRUE(outcomes[k] == SLUICE_KV_DONE && blocks[k].length == BLOCK);
-		for (int r = 0; r < RUNS; r++) // as want_bytes has loaded them
-			TRUE(!memcmp((const char *)blocks[k].bytes + r * RUN,
-				     e->bytes + ((size_t)r * BLOCKS + slots[k]) * RUN, RUN));
-	}
-	OK(sluice_kv_pin_close(pin));
-	WANT(SLUICE_ERR_HANDLE, sluice_kv_pin_close(pin));
-
 	struct sluice_kv_hint_result hinted;
 	OK(sluice_kv_hint(space, SLUICE_KV_RETAIN, 60 * SECOND, keys, BLOCKS, LIMIT, &hinted));
 	TRUE(hinted.applied == BLOCKS && !hinted.missing && !hinted.refused);
@@ -212,7 +199,11 @@ static void others(const char *program)
 	char message[8];
 	struct sluice_notification note = {.size = sizeof note};
 	WANT(SLUICE_ERR_BUSY, sluice_receive(e.engine, &note, message, sizeof message, 0));
-	WANT(SLUICE_ERR_NOT_SUPPORTED, sluice_kv_drain(kv, LIMIT));
+	OK(sluice_kv_drain(kv, LIMIT));
+	char text[1 << 16];
+	size_t n;
+	OK(sluice_kv_stats(kv, text, sizeof text, &n));
+	TRUE(strstr(text, "\"clients\":1") && strstr(text, "\"attached\":{\"blocks\":"));
 	WANT(SLUICE_ERR_NOT_SUPPORTED, sluice_kv_serve(kv));
 	sluice_kv_namespace space = open_space(kv);
 	struct sluice_kv_namespace_options o = {.size = sizeof o, .name = "model", .priority = 1};
@@ -221,17 +212,13 @@ static void others(const char *program)
 
 	struct sluice_kv_place p = place_of(e.region);
 	sluice_kv_op op;
-	OK(sluice_kv_load(space, keys, BLOCKS, &p, LIMIT, &op));
-	WANT(SLUICE_ERR_BOUNDS, sluice_kv_op_wait(op, LIMIT, NULL, 0)); // it is not attached
-	OK(sluice_kv_op_close(op));
+	WANT(SLUICE_ERR_BOUNDS, sluice_kv_load(space, keys, BLOCKS, &p, LIMIT, &op));
+	TEXT("attach it first");
 	OK(sluice_kv_attach(kv, e.region, LIMIT));
 	OK(sluice_kv_attach(kv, e.region, LIMIT));
 	WANT(SLUICE_ERR_BUSY, sluice_region_close(e.region));
 	want_bytes(space, &e);
-	want_held(space, &e);
-	struct sluice_kv_block blocks[BLOCKS];
-	sluice_kv_pin pin;
-	OK(sluice_kv_pin_open(space, keys, BLOCKS, SECOND * 60, LIMIT, NULL, blocks, &pin));
+	want_hinted(space);
 
 	TRUE(!kill(child, SIGKILL));
 	TRUE(waitpid(child, NULL, 0) == child);
@@ -242,7 +229,6 @@ static void others(const char *program)
 	TRUE(outcomes[0] == SLUICE_KV_FAILED);
 	OK(sluice_kv_op_close(op));
 	WANT(SLUICE_ERR_PEER_LOST, sluice_kv_match(space, keys, 1, LIMIT, NULL, NULL));
-	WANT(SLUICE_ERR_PEER_LOST, sluice_kv_pin_close(pin)); // what was read is of no use
 	OK(sluice_kv_detach(kv, e.region, LIMIT)); // nothing lands there any more
 	OK(sluice_kv_close(kv));
 	WANT(SLUICE_ERR_HANDLE, sluice_kv_close(kv));
@@ -264,12 +250,9 @@ static void again(void)
 	sluice_kv_namespace space = open_space(kv);
 	OK(sluice_kv_attach(kv, e.region, LIMIT));
 	want_bytes(space, &e);
-	want_held(space, &e);
+	want_hinted(space);
 
 	struct sluice_kv_place p = place_of(e.region);
-	struct sluice_kv_block blocks[BLOCKS];
-	sluice_kv_pin pin; // which sluice_close ends
-	OK(sluice_kv_pin_open(space, keys, 1, 0, LIMIT, NULL, blocks, &pin));
 	sluice_kv_op op;
 	OK(sluice_kv_store(space, keys, BLOCKS, &p, LIMIT, &op));
 	want_outcomes(op, SLUICE_KV_KNOWN);
@@ -368,9 +351,6 @@ static void misuse(void)
 	     sluice_kv_hint_envelope(space, "hints", 5, 0, path, sizeof path, &(size_t){0}));
 	struct sluice_kv_estimate estimate = {.size = 8};
 	WANT(SLUICE_ERR_ARGUMENT, sluice_kv_estimate(space, keys, 1, 0, &estimate));
-	sluice_kv_pin pin;
-	WANT(SLUICE_ERR_ARGUMENT, sluice_kv_pin_open(space, keys, 1, 0, LIMIT, NULL, NULL, &pin));
-	WANT(SLUICE_ERR_HANDLE, sluice_kv_pin_close(space));
 	o.flow = 3;
 	WANT(SLUICE_ERR_ARGUMENT, sluice_kv_namespace_open(kv, &o, LIMIT, &space));
 	WANT(SLUICE_ERR_ARGUMENT, sluice_kv_attach(kv, other.region, LIMIT));

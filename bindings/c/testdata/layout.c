@@ -94,8 +94,6 @@ int main(void)
 	    AT(sluice_kv_estimate, memory_blocks), AT(sluice_kv_estimate, disk_blocks);
 	AT(sluice_kv_estimate, missing), AT(sluice_kv_estimate, memory_bytes),
 	    AT(sluice_kv_estimate, disk_bytes), AT(sluice_kv_estimate, time_ns);
-	SIZE(sluice_kv_block);
-	AT(sluice_kv_block, bytes), AT(sluice_kv_block, length);
 	SIZE(sluice_kv_key);
 	AT(sluice_kv_key, bytes);
 	VALUE(SLUICE_OK), VALUE(SLUICE_PENDING), VALUE(SLUICE_ERR_HANDLE),

@@ -164,8 +164,11 @@ static void sizes(struct end *a, sluice_peer peer)
 
 	// Plain text over a network, and certificates.
 	sluice_listener listener;
-	newer.known.flags = 2;
+	newer.known.flags = 4;
 	WANT(SLUICE_ERR_ARGUMENT, sluice_open(&newer.known, &h));
+	newer.known.flags = SLUICE_SCHEDULE;
+	OK(sluice_open(&newer.known, &h));
+	OK(sluice_close(h));
 	newer.known.flags = 0;
 	newer.known.transfers_max = 1 << 21;
 	WANT(SLUICE_ERR_BOUNDS, sluice_open(&newer.known, &h));

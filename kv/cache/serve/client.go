@@ -4,10 +4,9 @@ package serve
 
 import (
 	"context"
-	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
@@ -16,34 +15,38 @@ import (
 )
 
 // Client is a process that uses a cache of another one. All methods may be called by any goroutine,
-// and wait for an answer until their context ends; Load, Store, Prefetch and Pin then wait for the
-// word that nothing of them runs any more, for up to ten seconds.
+// and wait for an answer until their context ends; Load, Store, Prefetch and Drain then wait up to
+// two seconds more for the word that nothing of them runs any more.
 type Client struct {
 	e      *engine.Engine
 	peer   *engine.Peer
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when no answer comes any more
 	room   chan struct{} // one for each request that runs
+	grace  time.Duration // cancelGrace
 
 	attaching sync.Mutex // one Attach at a time: a region has one lease
-	mu        sync.Mutex
-	last      uint64
+	mu        sync.Mutex // guards what follows
+	last      uint64     // id of a request
 	waiting   map[uint64]chan []byte
-	regions   map[*engine.Region]*region
+	regions   map[*engine.Region]attached
 }
 
-// region is memory that was leased out to the server.
-type region struct {
+// attached is memory that was leased out to the server.
+type attached struct {
 	number uint16
 	lease  *engine.Lease
 }
 
 // cancelGrace is how long a request whose context has ended waits for the answer that nothing of it
 // moves any more.
-const cancelGrace = 10 * time.Second
+const cancelGrace = 2 * time.Second
 
 // forgetLimit is how long Detach may wait for a server that takes no word.
 const forgetLimit = time.Second
+
+// errGone is the error of a request to a server that has ended.
+var errGone = fmt.Errorf("the server of the cache is gone: connect again: %w", engine.ErrPeerLost)
 
 // Dial connects to a server at an address, as Engine.Dial does. The engine's notifications are the
 // client's until Close.
@@ -52,19 +55,14 @@ func Dial(ctx context.Context, e *engine.Engine, network, address string) (*Clie
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{e: e, peer: p, ended: make(chan struct{}), room: make(chan struct{}, 1),
-		waiting: map[uint64]chan []byte{}, regions: map[*engine.Region]*region{}}
-	var life context.Context
-	life, c.cancel = context.WithCancel(context.Background())
+	life, cancel := context.WithCancel(context.Background())
+	c := &Client{e: e, peer: p, cancel: cancel, ended: make(chan struct{}),
+		room: make(chan struct{}, requestsMax), grace: cancelGrace,
+		waiting: map[uint64]chan []byte{}, regions: map[*engine.Region]attached{}}
 	go c.listen(life)
-	body, err := c.ask(ctx, kindHello, binary.LittleEndian.AppendUint32(nil, version))
-	if err == nil && len(body) != 2 {
-		err = errGarbled
-	}
-	if err != nil {
+	if _, err = c.ask(ctx, kindHello, request{number: version}); err != nil {
 		return nil, errors.Join(fmt.Errorf("meet the cache: %w", err), c.Close(ctx))
 	}
-	c.room = make(chan struct{}, max(1, binary.LittleEndian.Uint16(body)))
 	return c, nil
 }
 
@@ -83,31 +81,30 @@ func (c *Client) listen(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		if n.Peer != c.peer || n.Err != nil {
+		what, id, body := readHead(n.Data)
+		if n.Peer != c.peer || n.Err != nil || what != kindAnswered {
 			continue
 		}
-		r := &reader{p: n.Data}
-		if kind(r.u8()) != kindAnswered {
-			continue
-		}
-		id := r.u64()
 		c.mu.Lock()
 		to := c.waiting[id]
 		delete(c.waiting, id)
 		c.mu.Unlock()
-		if to != nil && !r.bad {
-			to <- r.p // it has room
+		if to != nil {
+			to <- body // it has room
 		}
 	}
 }
 
 // ask sends a request and waits for its answer, and before it until fewer run than the server takes
 // at a time: what is too many it may leave without an answer.
-func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error) {
-	room := c.room
+func (c *Client) ask(ctx context.Context, what kind, q request) ([]byte, error) {
+	if len(q.keys) > keysMax {
+		return nil, fmt.Errorf("%d keys, at most %d a call: %w", len(q.keys), keysMax,
+			engine.ErrBounds)
+	}
 	select {
-	case room <- struct{}{}:
-		defer func() { <-room }()
+	case c.room <- struct{}{}:
+		defer func() { <-c.room }()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-c.ended:
@@ -124,12 +121,15 @@ func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error
 		delete(c.waiting, id)
 		c.mu.Unlock()
 	}()
-	if err := c.peer.Notify(ctx, append(head(what, id), body...)); err != nil {
-		return nil, gone(err)
+	if err := c.peer.Notify(ctx, q.append(head(what, id))); err != nil {
+		if errors.Is(err, engine.ErrPeerLost) {
+			err = errGone
+		}
+		return nil, err
 	}
 	select {
 	case p := <-to:
-		return readAnswer(&reader{p: p})
+		return readAnswer(p)
 	case <-c.ended:
 		return nil, errGone
 	case <-ctx.Done():
@@ -137,13 +137,14 @@ func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error
 	if !what.waits() {
 		return nil, context.Cause(ctx)
 	}
+
 	// Until the server says that the request has ended, bytes of it may move.
-	soon, cancel := context.WithTimeout(context.Background(), cancelGrace)
+	soon, cancel := context.WithTimeout(context.Background(), c.grace)
 	defer cancel()
 	_ = c.peer.Notify(soon, head(kindCancel, id))
 	select {
 	case p := <-to:
-		body, err := readAnswer(&reader{p: p})
+		body, err := readAnswer(p)
 		return body, errors.Join(context.Cause(ctx), err)
 	case <-c.ended:
 	case <-soon.Done():
@@ -151,8 +152,33 @@ func (c *Client) ask(ctx context.Context, what kind, body []byte) ([]byte, error
 	if what != kindLoad && what != kindStore {
 		return nil, context.Cause(ctx)
 	}
-	return nil, fmt.Errorf("%w: %w: Detach the region before you use its memory",
+	return nil, fmt.Errorf("%w: %w: detach the region before its memory is used again",
 		context.Cause(ctx), engine.ErrUnproven)
+}
+
+// askJSON is ask for what is answered in JSON, which may come with an error.
+func askJSON[T any](ctx context.Context, c *Client, what kind, q request) (v T, err error) {
+	body, err := c.ask(ctx, what, q)
+	if (err == nil || len(body) > 0) && json.Unmarshal(body, &v) != nil {
+		err = errors.Join(err, errGarbled)
+	}
+	return v, err
+}
+
+// askBytes is ask for what is answered by a byte for each key, which may come with an error.
+func askBytes[T ~uint8](ctx context.Context, c *Client, what kind, q request) ([]T, error) {
+	body, err := c.ask(ctx, what, q)
+	if len(body) != len(q.keys) {
+		if err == nil {
+			err = errGarbled
+		}
+		return nil, err
+	}
+	list := make([]T, len(body))
+	for k, b := range body {
+		list[k] = T(b)
+	}
+	return list, err
 }
 
 // Attach leases a region out to the server, so that requests may name it. One that is attached
@@ -161,63 +187,61 @@ func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
 	c.attaching.Lock()
 	defer c.attaching.Unlock()
 	c.mu.Lock()
-	at := c.regions[r]
+	_, is := c.regions[r]
 	c.mu.Unlock()
-	if at != nil {
+	if is {
 		return nil
 	}
 	lease, err := r.Lease(0, r.Size(), engine.LeaseOptions{})
 	if err != nil {
 		return err
 	}
-	body, err := c.ask(ctx, kindRegion, lease.Token())
-	if err == nil && len(body) != 2 {
-		err = errGarbled
-	}
+	number, err := askJSON[uint16](ctx, c, kindRegion, request{rest: lease.Token()})
 	if err != nil {
-		soon, cancel := context.WithTimeout(context.Background(), cancelGrace)
+		soon, cancel := context.WithTimeout(context.Background(), c.grace)
 		defer cancel()
 		return errors.Join(fmt.Errorf("attach region %s: %w", r.Name(), err), lease.Revoke(soon))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.regions[r] = &region{binary.LittleEndian.Uint16(body), lease}
+	c.regions[r] = attached{number, lease}
 	return nil
 }
 
 // Detach ends Attach. When it returns nil the server neither reads nor writes the memory any more,
 // whatever state it is in.
 func (c *Client) Detach(ctx context.Context, r *engine.Region) error {
-	at, err := c.revoke(ctx, r)
-	if at == nil || err != nil {
+	number, first, err := c.revoke(ctx, r)
+	if err != nil || !first {
 		return err
 	}
 	// So that the server gives its number to another. One that takes no word keeps the number.
 	soon, cancel := context.WithTimeout(ctx, forgetLimit)
 	defer cancel()
-	_ = c.peer.Notify(soon, head(kindForget, uint64(at.number)))
+	_ = c.peer.Notify(soon, head(kindForget, uint64(number)))
 	return nil
 }
 
-// revoke ends the lease of a region, and returns what it was to the server; nil: nothing, or
-// another call has ended it.
-func (c *Client) revoke(ctx context.Context, r *engine.Region) (*region, error) {
+// revoke ends the lease of a region, and returns the number that it had to the server. first: no
+// other call has ended it.
+func (c *Client) revoke(ctx context.Context, r *engine.Region) (number uint16, first bool,
+	err error) {
 	c.mu.Lock()
-	at := c.regions[r]
+	at, is := c.regions[r]
 	c.mu.Unlock()
-	if at == nil {
-		return nil, nil
+	if !is {
+		return 0, false, nil
 	}
 	if err := at.lease.Revoke(ctx); err != nil {
-		return nil, err
+		return 0, false, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.regions[r] != at {
-		return nil, nil
+	first = c.regions[r] == at
+	if first {
+		delete(c.regions, r)
 	}
-	delete(c.regions, r)
-	return at, nil
+	return at.number, first, nil
 }
 
 // Close detaches all regions and ends the connection. An error says that the server may still reach
@@ -231,12 +255,18 @@ func (c *Client) Close(ctx context.Context) error {
 	c.mu.Unlock()
 	var errs []error
 	for _, r := range list {
-		_, err := c.revoke(ctx, r)
+		_, _, err := c.revoke(ctx, r)
 		errs = append(errs, err)
 	}
 	c.cancel()
 	<-c.ended
 	return errors.Join(append(errs, c.peer.Close())...)
+}
+
+// Drain waits until all blocks that the cache was given are on its disks, or will not be.
+func (c *Client) Drain(ctx context.Context) error {
+	_, err := c.ask(ctx, kindDrain, request{})
+	return err
 }
 
 // Space is a namespace of the server's cache.
@@ -248,15 +278,22 @@ type Space struct {
 // Namespace opens a namespace; geometry is as in cache.NamespaceOptions. What it may have the
 // server says.
 func (c *Client) Namespace(ctx context.Context, name string, geometry [32]byte) (*Space, error) {
-	body, err := c.ask(ctx, kindSpace, append(geometry[:], name...))
-	if err == nil && len(body) != 2 {
-		err = errGarbled
-	}
+	s, err := c.openSpace(ctx, kindSpace, append(geometry[:], name...))
 	if err != nil {
 		return nil, fmt.Errorf("namespace %q: %w", name, err)
 	}
-	return &Space{c, binary.LittleEndian.Uint16(body)}, nil
+	return s, nil
 }
+
+func (c *Client) openSpace(ctx context.Context, what kind, rest []byte) (*Space, error) {
+	number, err := askJSON[uint16](ctx, c, what, request{rest: rest})
+	if err != nil {
+		return nil, err
+	}
+	return &Space{c, number}, nil
+}
+
+func (s *Space) about(keys []cache.Key) request { return request{number: s.number, keys: keys} }
 
 // Place says where blocks lie in a region of this process, as cache.Place does.
 type Place struct {
@@ -265,21 +302,13 @@ type Place struct {
 	Stride uint64         // bytes
 	Slots  []uint32       // of each key
 	Run    uint64         // contiguous bytes
-	Loops  []cache.Axis   // outermost first; none: a block is one run
+	Loops  []cache.Axis   // outermost first, at most eight; none: a block is one run
 }
 
-// Match looks for blocks.
+// Match looks for blocks. What it finds may go before a Load, but for what cache.HintRetain keeps.
 func (s *Space) Match(ctx context.Context, keys []cache.Key) (m cache.Match, err error) {
-	body, err := s.ask(ctx, kindMatch, nil, keys, nil)
-	if err == nil && len(body) != len(keys) {
-		err = errGarbled
-	}
-	if err != nil {
-		return m, fmt.Errorf("match: %w", err)
-	}
-	m.Blocks = make([]cache.Found, len(keys))
-	for k := range m.Blocks {
-		m.Blocks[k] = cache.Found(body[k])
+	if m.Blocks, err = askBytes[cache.Found](ctx, s.c, kindMatch, s.about(keys)); err != nil {
+		return cache.Match{}, fmt.Errorf("match: %w", err)
 	}
 	for m.Prefix < len(keys) && m.Blocks[m.Prefix].There() {
 		m.Prefix++
@@ -289,12 +318,12 @@ func (s *Space) Match(ctx context.Context, keys []cache.Key) (m cache.Match, err
 
 // Remove forgets blocks, as Namespace.Remove.
 func (s *Space) Remove(ctx context.Context, keys []cache.Key) error {
-	_, err := s.ask(ctx, kindRemove, nil, keys, nil)
+	_, err := s.c.ask(ctx, kindRemove, s.about(keys))
 	return err
 }
 
 // Load has the server write blocks to a place, and returns what became of each. When ctx ends
-// first, Load waits up to ten seconds for the word that nothing moves any more; without it the
+// first, Load waits up to two seconds for the word that nothing moves any more; without it the
 // error is engine.ErrUnproven.
 func (s *Space) Load(ctx context.Context, keys []cache.Key, to Place) ([]cache.Outcome, error) {
 	return s.move(ctx, kindLoad, keys, &to)
@@ -308,46 +337,41 @@ func (s *Space) Store(ctx context.Context, keys []cache.Key, from Place) ([]cach
 func (s *Space) move(ctx context.Context, what kind, keys []cache.Key, at *Place) (
 	[]cache.Outcome, error) {
 	s.c.mu.Lock()
-	r := s.c.regions[at.Region]
+	r, is := s.c.regions[at.Region]
 	s.c.mu.Unlock()
-	if r == nil {
+	if !is {
 		return nil, fmt.Errorf("the region of the place is not attached: %w", engine.ErrBounds)
 	}
-	if len(at.Slots) != len(keys) || len(at.Loops) > math.MaxUint8 {
-		return nil, fmt.Errorf("%d slots for %d keys: %w", len(at.Slots), len(keys),
-			engine.ErrBounds)
+	if len(at.Slots) != len(keys) || len(at.Loops) > loopsMax {
+		return nil, fmt.Errorf("%d slots for %d keys, %d loops of at most %d: %w", len(at.Slots),
+			len(keys), len(at.Loops), loopsMax, engine.ErrBounds)
 	}
-	place := appendPlace(nil, r.number, &cache.Place{Base: at.Base, Stride: at.Stride, Run: at.Run,
-		Loops: at.Loops})
-	body, err := s.ask(ctx, what, place, keys, at.Slots)
-	return outcomesOf(body, len(keys), err)
+	q := s.about(keys)
+	q.rest = appendPlace(nil, r.number, at)
+	return askBytes[cache.Outcome](ctx, s.c, what, q)
 }
 
-// outcomesOf reads an answer of so many outcomes.
-func outcomesOf(body []byte, n int, err error) ([]cache.Outcome, error) {
-	if len(body) != n {
-		if err == nil {
-			err = errGarbled
-		}
-		return nil, err
-	}
-	list := make([]cache.Outcome, n)
-	for k := range list {
-		list[k] = cache.Outcome(body[k])
-	}
-	return list, err
+// Prefetch has the server's cache bring blocks into its memory.
+func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome, error) {
+	return askBytes[cache.Outcome](ctx, s.c, kindPrefetch, s.about(keys))
 }
 
-func (s *Space) ask(ctx context.Context, what kind, place []byte, keys []cache.Key,
-	slots []uint32) ([]byte, error) {
-	if len(keys) > keysMax {
-		return nil, fmt.Errorf("%d keys, at most %d a call: %w", len(keys), keysMax,
-			engine.ErrBounds)
-	}
-	p := binary.LittleEndian.AppendUint16(nil, s.number)
-	p = appendKeys(append(p, place...), keys)
-	for _, slot := range slots {
-		p = binary.LittleEndian.AppendUint32(p, slot)
-	}
-	return s.c.ask(ctx, what, p)
+// Hint has the server's cache heed a hint.
+func (s *Space) Hint(ctx context.Context, keys []cache.Key, h cache.Hint) (cache.HintResult,
+	error) {
+	q := s.about(keys)
+	q.rest, _ = json.Marshal(h) // two numbers
+	return askJSON[cache.HintResult](ctx, s.c, kindHint, q)
+}
+
+// HintEnvelope has the server's cache heed an envelope of hints, as cache.Namespace.HintEnvelope.
+func (s *Space) HintEnvelope(ctx context.Context, data []byte) ([]cache.ActionOutcome, error) {
+	return askJSON[[]cache.ActionOutcome](ctx, s.c, kindEnvelope,
+		request{number: s.number, rest: data})
+}
+
+// Estimate returns the cost of a Load of blocks by the server's cache; the way from there to this
+// process is part of the rate of copies.
+func (s *Space) Estimate(ctx context.Context, keys []cache.Key) (cache.Estimate, error) {
+	return askJSON[cache.Estimate](ctx, s.c, kindEstimate, s.about(keys))
 }

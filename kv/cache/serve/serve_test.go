@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -98,6 +99,7 @@ func openUser(ctx context.Context, path string) (*user, error) {
 	if u.Client, err = Dial(ctx, e, "unix", path); err != nil {
 		return nil, err
 	}
+	u.grace = time.Minute // as long as a slow machine takes
 	if err = u.Attach(ctx, u.region); err != nil {
 		return nil, err
 	}
@@ -125,6 +127,12 @@ func (u *user) place(from, n int) Place {
 func (u *user) fill(keys []cache.Key) {
 	for k, key := range keys {
 		copy(u.mem[k*blockBytes:][:blockBytes], bytes.Repeat(key[:], blockBytes/16))
+	}
+}
+
+func until(is func() bool) {
+	for !is() {
+		runtime.Gosched()
 	}
 }
 
@@ -178,6 +186,7 @@ func TestClient(t *testing.T) {
 	_, err = u.Load(ctx, keys, u.place(0, 8))
 	require.ErrorIs(t, err, engine.ErrBounds)
 
+	require.NoError(t, u.Drain(ctx)) // of no disks
 	require.NoError(t, u.Client.Close(ctx))
 	require.NoError(t, other.Client.Close(ctx))
 	require.EqualValues(t, 8*blockBytes, c.Stats().LoadedBytes)
@@ -217,6 +226,37 @@ func TestCancel(t *testing.T) {
 	require.NoError(t, u.Client.Close(t.Context()))
 }
 
+// TestUnproven: without the word of the server a Load may move bytes still, and its error says so.
+// Detach has the proof, while the server does as before.
+func TestUnproven(t *testing.T) {
+	_, s, path := openWhole(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	keys := keysOf(1, 4)
+	u.fill(keys)
+	_, err = u.Store(t.Context(), keys, u.place(0, 4))
+	require.NoError(t, err)
+	clear(u.mem)
+	standing := testpoint.Stand(t, "cache: pinned")[0]
+	u.grace = 0
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := u.Load(ctx, keys, u.place(0, 4))
+		ended <- err
+	}()
+	<-standing.Came
+	cancel()
+	err = <-ended
+	require.ErrorIs(t, err, engine.ErrUnproven)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, u.Detach(t.Context(), u.region))
+	standing.GoOn()
+	until(func() bool { return s.Report().Running == 0 })
+	require.Equal(t, make([]byte, len(u.mem)), u.mem)
+	require.NoError(t, u.Client.Close(t.Context()))
+}
+
 // TestGarbage: no message makes the server fail.
 func TestGarbage(t *testing.T) {
 	_, path := openServer(t)
@@ -229,13 +269,11 @@ func TestGarbage(t *testing.T) {
 			p[k] = byte(r.Uint32())
 		}
 		if len(p) > 0 {
-			p[0] = byte(r.IntN(int(kindForget) + 2))
-			if r.IntN(2) == 0 {
-				p[0] = byte(int(kindPin) + r.IntN(int(kindEstimate-kindPin)+2))
-			}
+			p[0] = byte(r.IntN(int(kindAnswered) + 2))
 		}
-		if len(p) > headBytes+2 && r.IntN(2) == 0 {
-			p[headBytes], p[headBytes+1] = 0, 0
+		if len(p) > headBytes+6 && r.IntN(4) > 0 { // namespace 0, and few keys
+			clear(p[headBytes:][:6])
+			p[headBytes+2] = byte(r.IntN(5))
 		}
 		require.NoError(t, u.peer.Notify(t.Context(), p))
 	}
@@ -264,30 +302,55 @@ func TestMain(m *testing.M) {
 }
 
 func useForEver(path string) error {
-	u, err := openUser(context.Background(), path)
+	ctx := context.Background()
+	u, err := openUser(ctx, path)
 	if err != nil {
 		return err
 	}
-	var pin *Pin
 	for from := uint64(0); ; from = (from + 8) % 64 {
 		keys := keysOf(from, 8)
 		u.fill(keys)
-		if _, err := u.Store(context.Background(), keys, u.place(0, 8)); err != nil {
+		if _, err := u.Store(ctx, keys, u.place(0, 8)); err != nil {
 			return err
 		}
-		if _, err := u.Load(context.Background(), keys, u.place(8, 8)); err != nil {
+		_, err := u.Hint(ctx, keys, cache.Hint{Kind: cache.HintRetain, For: time.Second})
+		if err != nil && !errors.Is(err, cache.ErrNoRoom) { // a namespace may keep four
 			return err
 		}
-		if pin != nil {
-			if err := pin.Close(context.Background()); err != nil {
-				return err
-			}
-		}
-		if pin, err = u.Pin(context.Background(), keys[:2], time.Minute); err != nil {
+		if _, err := u.Load(ctx, keys, u.place(8, 8)); err != nil {
 			return err
 		}
 		fmt.Println(from)
 	}
+}
+
+// TestClientKilledInALoad: what a client has kept by a Load goes with it, what it has retained by
+// its time: blocks of others may take all the room then.
+func TestClientKilledInALoad(t *testing.T) {
+	c, s, path := openWhole(t)
+	standing := testpoint.Stand(t, "cache: pinned")[0]
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childVariable+"="+path)
+	child.Stderr = os.Stderr
+	require.NoError(t, child.Start())
+	<-standing.Came // in its first Load
+	require.NotZero(t, c.Stats().Held)
+	require.NoError(t, child.Process.Kill())
+	require.Error(t, child.Wait())
+	standing.GoOn()
+	until(func() bool { return s.Report().Running == 0 && c.Stats().Held == 0 })
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	keys := keysOf(1000, 32) // as many as the memory has room for
+	u.fill(keys)
+	outcomes, err := u.Store(t.Context(), keys, u.place(0, 32))
+	require.NoError(t, err)
+	require.Equal(t, all(cache.Done, 32), outcomes)
+	found, err := u.Match(t.Context(), keys)
+	require.NoError(t, err)
+	require.Equal(t, 32, found.Prefix)
+	require.NoError(t, u.Client.Close(t.Context()))
+	require.Zero(t, c.Stats().Unproven)
 }
 
 // TestKilledClient: clients are killed while they store and load; the server goes on, serves no
@@ -410,4 +473,39 @@ func TestAttachTwice(t *testing.T) {
 	require.NoError(t, u.Attach(t.Context(), u.region))
 	require.NoError(t, u.Client.Close(t.Context()))
 	require.Zero(t, u.e.Stats().Leases)
+}
+
+// TestHints: hints and estimates pass a server.
+func TestHints(t *testing.T) {
+	ctx := t.Context()
+	c, path := openServer(t)
+	u, err := openUser(ctx, path)
+	require.NoError(t, err)
+	keys := keysOf(1, 4)
+	u.fill(keys)
+	_, err = u.Store(ctx, keys, u.place(0, 4))
+	require.NoError(t, err)
+	r, err := u.Hint(ctx, keysOf(1, 5), cache.Hint{Kind: cache.HintRetain, For: time.Hour})
+	require.NoError(t, err)
+	require.Equal(t, cache.HintResult{Applied: 4, Missing: 1}, r)
+	r, err = u.Hint(ctx, keys, cache.Hint{Kind: cache.HintDemote})
+	require.ErrorContains(t, err, "no disk")
+	require.Equal(t, cache.HintResult{Refused: 4}, r)
+	list, err := u.HintEnvelope(ctx, fmt.Appendf(nil, `{"protocol_version":"0.1","message_id":"m",`+
+		`"actions":[{"action_id":"a","action_type":"kv.release","action_version":"1.0","payload":`+
+		`{"block_hashes":["%s"]}}]}`, hex.EncodeToString(keys[0][:])))
+	require.NoError(t, err)
+	require.Equal(t, []cache.ActionOutcome{{ActionID: "a", Status: cache.ActionApplied,
+		HintResult: cache.HintResult{Applied: 1}}}, list)
+	require.EqualValues(t, 3*blockBytes, c.Stats().Held)
+	_, err = u.HintEnvelope(ctx, []byte("garbage"))
+	require.Error(t, err)
+	outcomes, err := u.Prefetch(ctx, keysOf(4, 2))
+	require.NoError(t, err)
+	require.Equal(t, []cache.Outcome{cache.Done, cache.Missing}, outcomes)
+	e, err := u.Estimate(ctx, keysOf(1, 5))
+	require.NoError(t, err)
+	require.Equal(t, [2]int{4, 0}, e.Blocks)
+	require.Equal(t, 1, e.Missing)
+	require.NoError(t, u.Client.Close(ctx))
 }

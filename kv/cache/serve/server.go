@@ -2,23 +2,45 @@
 
 // Package serve lets other processes use a cache of this one: of this host, or of another.
 //
-// A client registers the memory that its model is served from, and leases it out to the server. A
-// request names keys and slots in that memory; the server's cache writes to them, or reads from
-// them, one-sided, and answers with an outcome for each block. So no byte of a block passes a
-// message, and the client's own proof that nothing lands any more is the revoke of its lease.
+// A client (client.go) registers the memory that its model is served from, and leases it out to the
+// server. A request names keys and slots in that memory; the server's cache writes to them, or
+// reads from them, one-sided, and answers with an outcome for each block. So no byte of a block
+// passes a message, and a client has no key to the memory of the cache.
 //
-// An operator is a client that asks for what all others have in the cache (inspect.go):
-// Config.Inspect says who may be one.
+// What arrives: messages of one shape (wire.go), by the notifications of the two engines, each of
+// which is for this alone: the server's Run and the Client read them.
 //
-// Messages go by the notifications of the two engines, each of which is for this alone: the
-// server's Run and the Client read them.
+//	hello                     the version; nothing else is heard before it
+//	space, region, forget     number a namespace, or a lease, for the requests that follow
+//	match, remove, hint, …    about the keys of a namespace; answered at once
+//	load, store, prefetch     move blocks; answered once nothing of them moves any more
+//	cancel                    ends one of those; it is answered all the same
+//	report, spaces, blocks, … what operators ask for (inspect.go)
+//
+// What leaves: one answer for each request but forget and cancel, with the error in words and the
+// known error that it is.
+//
+// The order of a request, in the server: handle looks at its head and admits it; a goroutine reads
+// its body, does it (serve: one switch) and sends the answer; then it counts no longer. Each client
+// has at most 64 requests, regions and namespaces (wire.go): a Client waits before it sends one
+// request more, and one region or namespace more is engine.ErrBusy.
+//
+// What is proved to a client: when a Load or a Store has returned, nothing of it moves any more, or
+// the error is engine.ErrUnproven. Then Client.Detach has the proof, by the revoke of the lease,
+// which does not need the server: it may be stopped or dead.
+//
+// What is left of a client that is gone: its requests are cancelled, and once they have ended its
+// regions and namespaces are closed (Server.close). The blocks of a load that ran may go from then
+// on. Blocks that it has retained stay for as long as the hint said, at most an hour. There are no
+// pins between processes: who wants blocks to stay from a Match to the Load retains them.
 package serve
 
 import (
 	"context"
-	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -33,57 +55,52 @@ type Config struct {
 	Engine *engine.Engine // of the cache; its notifications are the server's
 
 	// Options are what a namespace may have: New asks for each that the cache knows, and a client
-	// that names one has it asked again. Nil: no quota, priority 0.
+	// that opens one has it asked again. Nil: no quota, priority 0.
 	Options func(name string) cache.NamespaceOptions
 
 	// Inspect says which peers may ask for what is in the cache of all others; nil: those that come
 	// over a Unix socket.
 	Inspect func(p *engine.Peer) bool
-
-	RequestsMax int // of one client at a time; default 64
-	RegionsMax  int // of one client; default 64
-	SpacesMax   int // of one client, before it dials again; default 64
-	PinsMax     int // of one client, which may have 64 Ki keys together; default 64
-
-	// PinTTLMax bounds how long a client may pin blocks: one that stands still keeps them as long.
-	// Default 1 min.
-	PinTTLMax time.Duration
-
-	// AnswerTimeout bounds how long an answer may take to leave. Default 10 s.
-	AnswerTimeout time.Duration
 }
+
+// answerLimit bounds how long an answer may take to leave.
+const answerLimit = 10 * time.Second
+
+var errEnding = fmt.Errorf("the server is about to end: %w", engine.ErrClosed)
 
 // Server serves a cache. Engine.Serve brings its clients.
 type Server struct {
 	cfg     Config
-	mu      sync.Mutex
-	clients map[*engine.Peer]*client
-	count   int           // requests that run, of all clients
-	drained chan struct{} // closed when none does any more; nil before Drain
-	idle    bool          // drained is closed
-	running sync.WaitGroup
 	started time.Time
-	took    map[kind]*latency // of those kinds that are measured
+	latency map[kind]*latency // of those kinds that are measured
 
 	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
+
+	mu       sync.Mutex // guards what follows
+	clients  map[*engine.Peer]*client
+	running  sync.WaitGroup // of clients
+	draining bool
+	count    int            // requests that run, of all clients
+	requests sync.WaitGroup // those
 }
 
-// client is a peer that has said hello.
+// client is a peer that has said hello. Its fields are guarded by the server's lock.
 type client struct {
 	peer      *engine.Peer
 	ctx       context.Context // ends with the peer, or the server
 	cancel    context.CancelFunc
 	spaces    []*cache.Namespace
-	regions   []imported
+	regions   []region
 	importing sync.Mutex
-	pins      map[uint32]*cache.Pin
-	lastPin   uint32
-	pinning   int                           // requests for pins
-	pinKeys   int                           // of all pins, and of those requests
-	ends      map[uint64]context.CancelFunc // of requests that may wait
+	ends      map[uint64]context.CancelFunc // of requests that run, by id
 	count     int                           // requests that run
-	refuses   bool                          // a request that was too many is being answered
-	running   sync.WaitGroup                // those, and that answer
+	running   sync.WaitGroup                // those
+}
+
+// region is memory of a client, until it says that it has revoked its lease.
+type region struct {
+	*engine.Remote
+	revoked bool
 }
 
 // New makes a server.
@@ -91,24 +108,13 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Cache == nil || cfg.Engine == nil {
 		return nil, errors.New("serve: no cache or no engine")
 	}
-	for _, f := range []*int{&cfg.RequestsMax, &cfg.RegionsMax, &cfg.SpacesMax, &cfg.PinsMax} {
-		if *f == 0 {
-			*f = 64
-		}
-		if *f < 1 || *f > 1<<16-1 {
-			return nil, fmt.Errorf("serve: a bound of %d: %w", *f, engine.ErrBounds)
-		}
-	}
-	if cfg.AnswerTimeout == 0 {
-		cfg.AnswerTimeout = 10 * time.Second
-	}
-	if cfg.PinTTLMax == 0 {
-		cfg.PinTTLMax = time.Minute
+	if cfg.Inspect == nil {
+		cfg.Inspect = OverUnixSocket
 	}
 	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
-		took: map[kind]*latency{}}
+		latency: map[kind]*latency{}}
 	for k := range measured {
-		s.took[k] = &latency{}
+		s.latency[k] = &latency{}
 	}
 	return s, s.Reassign()
 }
@@ -120,16 +126,18 @@ func (s *Server) Run(ctx context.Context) error {
 	defer cancel()
 	for {
 		n, err := s.cfg.Engine.Next(ctx)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("serve: %w", err)
-		}
 		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("serve: %w", err)
 		case n.Peer == nil: // of nobody that has dialled
-		case n.Err != nil:
-			s.forget(n.Peer)
+		case n.Err != nil: // its last word
+			s.mu.Lock()
+			if c := s.clients[n.Peer]; c != nil {
+				c.cancel()
+			}
+			s.mu.Unlock()
 		default:
 			s.handle(ctx, n.Peer, n.Data)
 		}
@@ -140,52 +148,31 @@ func (s *Server) Run(ctx context.Context) error {
 // on until its own context ends.
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
-	if s.drained == nil {
-		s.drained = make(chan struct{})
-	}
-	s.checkDrained()
+	s.draining = true // no request is added from here on
 	n := s.count
 	s.mu.Unlock()
+	ended := make(chan struct{})
+	go func() { s.requests.Wait(); close(ended) }() // until Run returns, at the latest
 	select {
-	case <-s.drained:
+	case <-ended:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("%d requests of clients have not ended: %w", n, context.Cause(ctx))
 	}
 }
 
-// checkDrained ends the wait of Drain once nothing runs. The caller holds mu.
-func (s *Server) checkDrained() {
-	if s.drained != nil && s.count == 0 && !s.idle {
-		s.idle = true
-		close(s.drained)
-	}
-}
-
-// forget ends what runs for a peer that is gone.
-func (s *Server) forget(p *engine.Peer) {
-	s.mu.Lock()
-	c := s.clients[p]
-	delete(s.clients, p)
-	s.mu.Unlock()
-	if c != nil {
-		c.cancel()
-	}
-}
-
-// handle is the story of a message. It does not wait: what may runs in a goroutine, of which a
-// client has RequestsMax.
+// handle is the story of a message. It does not wait: a request runs in a goroutine, of which a
+// client has twice requestsMax, since those whose answer has just left may count still.
 func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
-	r := &reader{p: data}
-	what, id := kind(r.u8()), r.u64()
+	what, id, body := readHead(data)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	c := s.clients[p]
 	if c == nil {
-		if what != kindHello || r.bad {
-			s.mu.Unlock()
+		if what != kindHello {
 			return
 		}
-		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}, pins: map[uint32]*cache.Pin{}}
+		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}}
 		c.ctx, c.cancel = context.WithCancel(ctx)
 		s.clients[p] = c
 		s.running.Go(func() { // the last word of a connection may be left out
@@ -196,53 +183,43 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 			s.close(c)
 		})
 	}
-	if what == kindCancel {
+	switch what {
+	case kindCancel:
 		if end := c.ends[id]; end != nil {
 			end()
 			delete(c.ends, id)
 		}
-		s.mu.Unlock()
 		return
-	}
-	if what == kindForget {
+	case kindForget:
 		if id < uint64(len(c.regions)) {
-			c.regions[id].over = true
+			c.regions[id].revoked = true
 		}
-		s.mu.Unlock()
 		return
 	}
-	// A client has RequestsMax under way. Those whose answer has just left may count still.
-	var refusal error
-	switch n := c.count; {
-	case s.drained != nil:
-		refusal = fmt.Errorf("the server is about to end: %w", engine.ErrClosed)
-	case n >= 2*s.cfg.RequestsMax:
-		refusal = fmt.Errorf("%d requests run: %w", n, engine.ErrBusy)
-	}
-	if refusal != nil {
-		if !c.refuses { // others that are too many by then are left to the client's own limits
-			c.refuses = true
-			c.running.Go(func() {
-				s.send(c, answer(id, refusal, nil))
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				c.refuses = false
-			})
-		}
-		s.mu.Unlock()
-		return
+
+	if c.count >= 2*requestsMax {
+		return // a Client never has as many; who has is not answered
 	}
 	c.count++
-	s.count++
-	reqCtx, end := context.WithCancel(c.ctx)
-	if what.waits() {
-		c.ends[id] = end
+	if s.draining {
+		c.running.Go(func() {
+			s.send(c, answer(id, errEnding, nil))
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			c.count--
+		})
+		return
 	}
+	s.count++
+	s.requests.Add(1)
+	reqCtx, end := context.WithCancel(c.ctx)
+	c.ends[id] = end
 	c.running.Go(func() {
+		defer s.requests.Done()
 		defer end()
 		begin := time.Now()
-		body, err := s.serve(reqCtx, c, what, r)
-		if l := s.took[what]; l != nil {
+		body, err := s.serve(reqCtx, c, what, body)
+		if l := s.latency[what]; l != nil {
 			l.add(time.Since(begin))
 		}
 		s.mu.Lock()
@@ -250,16 +227,14 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		s.mu.Unlock()
 		s.send(c, answer(id, err, body))
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		c.count--
 		s.count--
-		s.checkDrained()
-		s.mu.Unlock()
 	})
-	s.mu.Unlock()
 }
 
 func (s *Server) send(c *client, msg []byte) {
-	ctx, cancel := context.WithTimeout(c.ctx, s.cfg.AnswerTimeout)
+	ctx, cancel := context.WithTimeout(c.ctx, answerLimit)
 	defer cancel()
 	_ = c.peer.Notify(ctx, msg) // the client's own limit ends its wait
 }
@@ -267,15 +242,10 @@ func (s *Server) send(c *client, msg []byte) {
 // close gives back what a client that is gone had, once nothing runs for it.
 func (s *Server) close(c *client) {
 	s.mu.Lock() // from here on handle begins nothing for it
-	if s.clients[c.peer] == c {
-		delete(s.clients, c.peer)
-	}
+	delete(s.clients, c.peer)
 	s.mu.Unlock()
 	c.cancel()
 	c.running.Wait()
-	for _, p := range c.pins {
-		p.Close()
-	}
 	for _, m := range c.regions {
 		_ = m.Close() // a transfer without a proof may list it still
 	}
@@ -284,167 +254,190 @@ func (s *Server) close(c *client) {
 	}
 }
 
-// serve does what a request asks for.
-func (s *Server) serve(ctx context.Context, c *client, what kind, r *reader) ([]byte, error) {
-	switch what {
-	case kindHello:
-		if v := r.u32(); r.bad || v != version {
-			return nil, fmt.Errorf("the client speaks version %d, this server %d: %w", v, version,
-				engine.ErrVersion)
-		}
-		return binary.LittleEndian.AppendUint16(nil, uint16(s.cfg.RequestsMax)), nil
-	case kindSpace:
-		return s.openSpace(c, r)
-	case kindRegion:
-		return s.openRegion(c, r)
-	case kindPinned, kindUnpin:
-		return s.ofPin(c, what, r)
-	}
-	if what >= kindReport {
-		return s.inspect(c, what, r)
-	}
-	n, err := s.space(c, r)
+// serve does what a request asks for, and returns the body of its answer.
+func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) ([]byte, error) {
+	q, err := readRequest(body)
 	if err != nil {
 		return nil, err
 	}
+	switch what { // those of no namespace
+	case kindHello:
+		if q.number != version {
+			return nil, fmt.Errorf("the client speaks version %d, this server %d: %w", q.number,
+				version, engine.ErrVersion)
+		}
+		return nil, nil
+	case kindSpace:
+		return s.openSpace(c, q.rest)
+	case kindRegion:
+		return s.openRegion(c, q.rest)
+	case kindDrain:
+		return nil, s.cfg.Cache.Drain(ctx)
+	}
+	if what >= kindReport && !s.cfg.Inspect(c.peer) {
+		return nil, fmt.Errorf("what others have in the cache is told to those alone who come by "+
+			"its Unix socket: %w", os.ErrPermission)
+	}
+	switch what {
+	case kindReport:
+		return json.Marshal(s.Report())
+	case kindSpaces:
+		return json.Marshal(s.cfg.Cache.Spaces())
+	case kindFind:
+		return s.findSpace(c, q.rest)
+	}
+
+	s.mu.Lock()
+	spaces := c.spaces
+	s.mu.Unlock()
+	if int(q.number) >= len(spaces) {
+		return nil, fmt.Errorf("namespace %d is none: %w", q.number, engine.ErrBounds)
+	}
+	n := spaces[q.number]
 	switch what {
 	case kindMatch:
-		keys := r.keys(0)
-		if r.bad {
-			return nil, errGarbled
-		}
-		found := n.Match(keys).Blocks
-		body := make([]byte, len(found))
-		for k, f := range found {
-			body[k] = byte(f)
-		}
-		return body, nil
-	case kindRemove:
-		keys := r.keys(0)
-		if r.bad {
-			return nil, errGarbled
-		}
-		return nil, n.Remove(keys)
+		return bytesOf(n.Match(q.keys).Blocks), nil
 	case kindLoad, kindStore:
-		region, at := r.place()
-		keys := r.keys(4)
-		at.Slots = r.slots(len(keys))
-		s.mu.Lock()
-		if int(region) < len(c.regions) && !c.regions[region].over {
-			at.Remote = c.regions[region].Remote
+		at, err := s.place(c, &q)
+		if err != nil {
+			return nil, err
 		}
-		s.mu.Unlock()
-		if r.bad {
+		if what == kindLoad {
+			return ended(n.Load(ctx, q.keys, at))
+		}
+		return ended(n.Store(ctx, q.keys, at))
+	case kindPrefetch:
+		return ended(n.Prefetch(ctx, q.keys))
+	case kindRemove:
+		return nil, n.Remove(q.keys)
+	case kindHint:
+		var h cache.Hint
+		if json.Unmarshal(q.rest, &h) != nil {
 			return nil, errGarbled
 		}
-		if at.Remote == nil {
-			return nil, fmt.Errorf("region %d is none: %w", region, engine.ErrBounds)
+		result, err := n.Hint(q.keys, h)
+		return inJSON(result, err)
+	case kindEnvelope:
+		outcomes, err := n.HintEnvelope(q.rest)
+		return inJSON(outcomes, err)
+	case kindEstimate:
+		return json.Marshal(n.Estimate(q.keys))
+	case kindBlocks:
+		if len(q.rest) != 4 {
+			return nil, errGarbled
 		}
-		at.Peer = c.peer
-		var op *cache.Op
-		if what == kindLoad {
-			op = n.Load(ctx, keys, at)
-		} else {
-			op = n.Store(ctx, keys, at)
+		list := make([]cache.BlockInfo, blocksMax)
+		count, next := n.Blocks(le.Uint32(q.rest), list)
+		return appendFixed(le.AppendUint32(nil, next), list[:count]), nil
+	case kindBlock:
+		if len(q.keys) != 1 {
+			return nil, errGarbled
 		}
-		return ended(op)
+		return json.Marshal(blockText{n.Block(q.keys[0]), n.Explain(q.keys[0])})
 	}
-	return s.serveSpace(ctx, c, n, what, r)
-}
-
-// imported is a region of a client, until it says that it has revoked its lease.
-type imported struct {
-	*engine.Remote
-	over bool
+	return nil, fmt.Errorf("no request of kind %d: %w", what, engine.ErrNotSupported)
 }
 
 // ended waits for an operation, which its context ends, and returns its outcomes.
 func ended(op *cache.Op) ([]byte, error) {
 	<-op.Done()
-	var body []byte
-	for _, o := range op.Outcomes() {
-		body = append(body, byte(o))
-	}
-	return body, op.Err()
+	return bytesOf(op.Outcomes()), op.Err()
 }
 
-// space is the namespace that a request begins with.
-func (s *Server) space(c *client, r *reader) (*cache.Namespace, error) {
-	space := int(r.u16())
+func bytesOf[T ~uint8](list []T) []byte {
+	p := make([]byte, len(list))
+	for k, v := range list {
+		p[k] = byte(v)
+	}
+	return p
+}
+
+// inJSON is the body of an answer that has one beside its error.
+func inJSON(v any, err error) ([]byte, error) {
+	p, failed := json.Marshal(v)
+	return p, errors.Join(err, failed)
+}
+
+// place is where the blocks of a request lie in the memory of its client.
+func (s *Server) place(c *client, q *request) (cache.Place, error) {
+	number, at, err := readPlace(q.rest, len(q.keys))
+	if err != nil {
+		return at, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if space >= len(c.spaces) {
-		return nil, fmt.Errorf("namespace %d is none: %w", space, engine.ErrBounds)
+	if int(number) >= len(c.regions) || c.regions[number].revoked {
+		return at, fmt.Errorf("region %d is none: %w", number, engine.ErrBounds)
 	}
-	return c.spaces[space], nil
+	at.Peer, at.Remote = c.peer, c.regions[number].Remote
+	return at, nil
 }
 
-func (s *Server) openSpace(c *client, r *reader) ([]byte, error) {
-	var o cache.NamespaceOptions
-	geometry := [32]byte(r.take(32))
-	name := string(r.p)
-	if r.bad {
+// openSpace opens the namespace of a geometry and a name.
+func (s *Server) openSpace(c *client, p []byte) ([]byte, error) {
+	if len(p) < 32 {
 		return nil, errGarbled
 	}
+	geometry, name := [32]byte(p), string(p[32:])
 	digest := cache.DigestOf(name, geometry)
-	s.mu.Lock()
-	_, err := s.spaceNumber(c, digest) // before the cache has a name more
-	s.mu.Unlock()
-	if err != nil {
-		return nil, err
+	return s.addSpace(c, digest, func() (*cache.Namespace, error) {
+		o := cache.NamespaceOptions{}
+		if s.cfg.Options != nil {
+			o = s.cfg.Options(name)
+		} else if n := s.cfg.Cache.Space(digest); n != nil {
+			if n.Name() != "" {
+				return n, nil // as the program has it
+			}
+			n.Close()
+		}
+		o.Geometry = geometry
+		return s.cfg.Cache.Namespace(name, o)
+	})
+}
+
+// findSpace opens a namespace that the cache has, by its digest.
+func (s *Server) findSpace(c *client, p []byte) ([]byte, error) {
+	if len(p) != 16 {
+		return nil, errGarbled
 	}
+	return s.addSpace(c, [16]byte(p), func() (*cache.Namespace, error) {
+		if n := s.cfg.Cache.Space([16]byte(p)); n != nil {
+			return n, nil
+		}
+		return nil, fmt.Errorf("the cache has no namespace of digest %x: %w", p, engine.ErrBounds)
+	})
+}
+
+// addSpace returns the number by which a client has a namespace. One that it has not is opened,
+// unless it has too many: the cache then has no name more.
+func (s *Server) addSpace(c *client, digest [16]byte, open func() (*cache.Namespace, error)) (
+	[]byte, error) {
 	s.opening.Lock()
 	defer s.opening.Unlock()
-	if s.cfg.Options != nil {
-		o = s.cfg.Options(name)
-	} else if n := s.cfg.Cache.Space(digest); n != nil {
-		if n.Name() != "" {
-			return s.addSpace(c, n) // as the program has it
-		}
-		n.Close()
-	}
-	o.Geometry = geometry
-	n, err := s.cfg.Cache.Namespace(name, o)
-	if err != nil {
-		return nil, err
-	}
-	return s.addSpace(c, n)
-}
-
-// addSpace gives a client a namespace, by a number.
-func (s *Server) addSpace(c *client, n *cache.Namespace) ([]byte, error) {
 	s.mu.Lock()
-	number, err := s.spaceNumber(c, n.Digest())
-	further := err == nil && number == len(c.spaces)
-	if further {
-		c.spaces = append(c.spaces, n) // close ends it
-	}
+	spaces := c.spaces
 	s.mu.Unlock()
-	if !further {
-		n.Close()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return binary.LittleEndian.AppendUint16(nil, uint16(number)), nil
-}
-
-// spaceNumber is by which number a client has a namespace, or may have it. The caller holds the
-// lock.
-func (s *Server) spaceNumber(c *client, digest [16]byte) (int, error) {
-	for k, n := range c.spaces {
-		if n.Digest() == digest {
-			return k, nil
+	number := slices.IndexFunc(spaces, func(n *cache.Namespace) bool {
+		return n.Digest() == digest
+	})
+	if number < 0 {
+		if number = len(spaces); number == spacesMax {
+			return nil, fmt.Errorf("%d namespaces of one client: %w", number, engine.ErrBusy)
 		}
+		n, err := open()
+		if err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		c.spaces = append(c.spaces, n) // close ends it
+		s.mu.Unlock()
 	}
-	if len(c.spaces) >= s.cfg.SpacesMax {
-		return 0, fmt.Errorf("%d namespaces of one client: %w", len(c.spaces), engine.ErrBusy)
-	}
-	return len(c.spaces), nil
+	return json.Marshal(number)
 }
 
-func (s *Server) openRegion(c *client, r *reader) ([]byte, error) {
-	m, err := c.peer.Import(r.p)
+// openRegion imports a lease, and returns the number that it has from then on.
+func (s *Server) openRegion(c *client, token []byte) ([]byte, error) {
+	m, err := c.peer.Import(token)
 	if err != nil {
 		return nil, err
 	}
@@ -453,19 +446,39 @@ func (s *Server) openRegion(c *client, r *reader) ([]byte, error) {
 	s.mu.Lock()
 	regions := slices.Clone(c.regions)
 	s.mu.Unlock()
-	number := slices.IndexFunc(regions, func(i imported) bool {
-		return i.over && i.Close() == nil // a request may list it still
+	number := slices.IndexFunc(regions, func(r region) bool {
+		return r.revoked && r.Close() == nil // a request may list it still
 	})
-	if number < 0 && len(regions) >= s.cfg.RegionsMax {
-		return nil, errors.Join(fmt.Errorf("%d regions of one client: %w", s.cfg.RegionsMax,
+	if number < 0 {
+		number = len(regions)
+	}
+	if number == regionsMax {
+		return nil, errors.Join(fmt.Errorf("%d regions of one client: %w", number,
 			engine.ErrBusy), m.Close())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if number < 0 {
-		number = len(regions)
-		c.regions = append(c.regions, imported{})
+	if number == len(c.regions) {
+		c.regions = append(c.regions, region{})
 	}
-	c.regions[number] = imported{Remote: m}
-	return binary.LittleEndian.AppendUint16(nil, uint16(number)), nil
+	c.regions[number] = region{Remote: m}
+	return json.Marshal(number)
+}
+
+// Reassign asks Config.Options anew for each namespace that the cache knows the name of.
+func (s *Server) Reassign() error {
+	if s.cfg.Options == nil {
+		return nil
+	}
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	for _, n := range s.cfg.Cache.Spaces() {
+		if n.Name == "" { // a disk knows its digest alone
+			continue
+		}
+		if _, err := s.cfg.Cache.Set(n.Name, s.cfg.Options(n.Name)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

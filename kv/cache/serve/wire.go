@@ -6,175 +6,202 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// A message is a kind, the number that the client gave the request, and a body; all numbers are
-// little-endian. An answer is the kind answered, the number, a code, a text, and a body.
+// The bounds of one client, which both sides know.
+const (
+	requestsMax = 64       // that run at a time; a server takes twice as many
+	regionsMax  = 64       // attached
+	spacesMax   = 64       // opened, before it dials again
+	keysMax     = 64 << 10 // of one request
+	loopsMax    = 8        // of a place
+	blocksMax   = 4 << 10  // of one answer to kindBlocks
+	textMax     = 1 << 10  // of an error
+)
+
+// kind is what a message asks for. All numbers are little-endian; JSON is for what is rare.
 type kind uint8
 
 const (
-	kindHello    kind = 1 + iota // version; answer: requests that may run at a time
-	kindSpace                    // geometry, name; answer: number of the namespace
-	kindRegion                   // token of a lease; answer: number of the region
+	kindHello    kind = 1 + iota // number: the version
+	kindSpace                    // rest: geometry, name; answer: number of the namespace, in JSON
+	kindRegion                   // rest: token of a lease; answer: number of the region, in JSON
+	kindForget                   // the region whose number is the id was revoked; no answer
+	kindCancel                   // ends the request of that id; no answer of its own
 	kindMatch                    // namespace, keys; answer: a Found for each
-	kindLoad                     // namespace, place, keys, slots; answer: an Outcome for each
+	kindLoad                     // namespace, keys, rest: a place; answer: an Outcome for each
 	kindStore                    // as kindLoad
+	kindPrefetch                 // namespace, keys; answer: an Outcome for each
 	kindRemove                   // namespace, keys
-	kindCancel                   // ends the request of that number; not answered itself
-	kindAnswered                 // the first of an answer
-	kindForget                   // the client has revoked the region of that number; not answered
+	kindHint                     // namespace, keys, rest: a Hint; answer: a HintResult; in JSON
+	kindEnvelope                 // namespace, rest: an envelope; answer: outcomes in JSON
+	kindEstimate                 // namespace, keys; answer: an Estimate in JSON
+	kindDrain                    // waits for the disks
+	kindAnswered                 // an answer
 )
 
+// What an operator asks for, beside what a client does: counts, names and keys of all namespaces,
+// whoever has made them. Config.Inspect says who may.
 const (
-	version   = 1
-	keysMax   = 64 << 10 // of one request
-	headBytes = 1 + 8
+	kindReport kind = 64 + iota // answer: a Report in JSON
+	kindSpaces                  // answer: all SpaceInfo in JSON
+	kindFind                    // rest: digest; answer: number of the namespace, in JSON
+	kindBlocks                  // namespace, rest: where to begin; answer: where to go on, blocks
+	kindBlock                   // namespace, one key; answer: a blockText in JSON
 )
 
-// code says which of the known errors a text is.
-type code uint8
+const version = 2
 
-const (
-	fine code = iota
-	failed
-	closed
-	busy
-	unproven
-	outOfBounds
-	noRoom
-	corrupt
-	notSupported
-)
-
-var codes = [...]error{nil, errors.New("the cache"), engine.ErrClosed, engine.ErrBusy,
-	engine.ErrUnproven, engine.ErrBounds, cache.ErrNoRoom, engine.ErrCorrupt,
-	engine.ErrNotSupported}
-
-func codeOf(err error) code {
-	if err == nil {
-		return fine
-	}
-	for c := closed; int(c) < len(codes); c++ {
-		if errors.Is(err, codes[c]) {
-			return c
-		}
-	}
-	return failed
-}
+var le = binary.LittleEndian
 
 var errGarbled = fmt.Errorf("garbled message: %w", engine.ErrCorrupt)
 
-// reader takes a message apart. What is not there is zero, and bad says so in the end.
-type reader struct {
-	p   []byte
-	bad bool
+// waits reports whether a request may take long: a client whose context ends sends kindCancel, and
+// waits for the answer all the same.
+func (k kind) waits() bool {
+	return k == kindLoad || k == kindStore || k == kindPrefetch || k == kindDrain
 }
 
-func (r *reader) take(n int) []byte {
-	if n < 0 || n > len(r.p) {
-		r.bad = true
-		r.p = nil
-		return make([]byte, max(0, min(n, 64)))
+// A message is a kind, an id that the client chose, and for a request the body below, for an answer
+// that of answer.
+const headBytes = 1 + 8
+
+func head(what kind, id uint64) []byte { return le.AppendUint64([]byte{byte(what)}, id) }
+
+// readHead reads a head; one of no kind is garbled.
+func readHead(p []byte) (what kind, id uint64, body []byte) {
+	if len(p) < headBytes {
+		return 0, 0, nil
 	}
-	p := r.p[:n]
-	r.p = r.p[n:]
+	return kind(p[0]), le.Uint64(p[1:]), p[headBytes:]
+}
+
+// request is the body of each request: a number, how many keys, those, and what else there is.
+type request struct {
+	number uint16 // of a namespace, or as kind says
+	keys   []cache.Key
+	rest   []byte
+}
+
+func (q *request) append(p []byte) []byte {
+	p = le.AppendUint32(le.AppendUint16(p, q.number), uint32(len(q.keys)))
+	for k := range q.keys {
+		p = append(p, q.keys[k][:]...)
+	}
+	return append(p, q.rest...)
+}
+
+func readRequest(p []byte) (q request, err error) {
+	const numbers, keyBytes = 2 + 4, len(cache.Key{})
+	if len(p) < numbers {
+		return q, errGarbled
+	}
+	n := le.Uint32(p[2:])
+	if n > keysMax || len(p)-numbers < int(n)*keyBytes {
+		return q, errGarbled
+	}
+	q = request{number: le.Uint16(p), keys: make([]cache.Key, n), rest: p[numbers:]}
+	for k := range q.keys {
+		q.rest = q.rest[copy(q.keys[k][:], q.rest):]
+	}
+	return q, nil
+}
+
+// placeHead is what a place begins with; its loops and its slots follow.
+type placeHead struct {
+	Region            uint16
+	Base, Stride, Run uint64
+	Loops             uint8
+}
+
+func appendPlace(p []byte, region uint16, at *Place) []byte {
+	p = appendFixed(p, placeHead{region, at.Base, at.Stride, at.Run, uint8(len(at.Loops))})
+	return appendFixed(appendFixed(p, at.Loops), at.Slots)
+}
+
+// readPlace reads a place with a slot for each key.
+func readPlace(p []byte, keys int) (region uint16, at cache.Place, err error) {
+	var h placeHead
+	if p, err = readFixed(p, &h); err != nil || h.Loops > loopsMax {
+		return 0, at, errGarbled
+	}
+	at = cache.Place{Base: h.Base, Stride: h.Stride, Run: h.Run,
+		Loops: make([]cache.Axis, h.Loops), Slots: make([]uint32, keys)}
+	if p, err = readFixed(p, at.Loops); err == nil {
+		p, err = readFixed(p, at.Slots)
+	}
+	if len(p) > 0 {
+		err = errGarbled
+	}
+	return h.Region, at, err
+}
+
+// appendFixed writes a value of a type with a fixed size, or a list of such.
+func appendFixed(p []byte, v any) []byte {
+	p, _ = binary.Append(p, le, v) // it never fails for the types here
 	return p
 }
 
-func (r *reader) u8() uint8   { return r.take(1)[0] }
-func (r *reader) u16() uint16 { return binary.LittleEndian.Uint16(r.take(2)) }
-func (r *reader) u32() uint32 { return binary.LittleEndian.Uint32(r.take(4)) }
-func (r *reader) u64() uint64 { return binary.LittleEndian.Uint64(r.take(8)) }
-
-// keys reads all that is left but tail bytes for each as keys.
-func (r *reader) keys(tail int) []cache.Key {
-	n := len(r.p) / (16 + tail)
-	if len(r.p) != n*(16+tail) || n > keysMax {
-		r.bad = true
-		return nil
-	}
-	keys := make([]cache.Key, n)
-	for k := range keys {
-		copy(keys[k][:], r.take(16))
-	}
-	return keys
-}
-
-func (r *reader) slots(n int) []uint32 {
-	if r.bad {
-		return nil
-	}
-	slots := make([]uint32, n)
-	for k := range slots {
-		slots[k] = r.u32()
-	}
-	return slots
-}
-
-func head(k kind, id uint64) []byte {
-	return binary.LittleEndian.AppendUint64([]byte{byte(k)}, id)
-}
-
-func appendKeys(p []byte, keys []cache.Key) []byte {
-	for k := range keys {
-		p = append(p, keys[k][:]...)
-	}
-	return p
-}
-
-// appendPlace writes all of a place but its peer and its slots.
-func appendPlace(p []byte, region uint16, at *cache.Place) []byte {
-	p = binary.LittleEndian.AppendUint16(p, region)
-	for _, v := range []uint64{at.Base, at.Stride, at.Run} {
-		p = binary.LittleEndian.AppendUint64(p, v)
-	}
-	p = append(p, byte(len(at.Loops)))
-	for _, a := range at.Loops {
-		p = binary.LittleEndian.AppendUint32(p, a.N)
-		p = binary.LittleEndian.AppendUint64(p, a.By)
-	}
-	return p
-}
-
-func (r *reader) place() (region uint16, at cache.Place) {
-	region = r.u16()
-	at.Base, at.Stride, at.Run = r.u64(), r.u64(), r.u64()
-	for range min(r.u8(), 8) {
-		at.Loops = append(at.Loops, cache.Axis{N: r.u32(), By: r.u64()})
-	}
-	return region, at
-}
-
-// answer is what a server says to a request.
-func answer(id uint64, err error, body []byte) []byte {
-	text := ""
+// readFixed reads what appendFixed has written, and returns what is left.
+func readFixed(p []byte, v any) ([]byte, error) {
+	n, err := binary.Decode(p, le, v)
 	if err != nil {
-		text = err.Error()
-		text = text[:min(len(text), 1<<10)]
-	}
-	p := append(head(kindAnswered, id), byte(codeOf(err)))
-	p = binary.LittleEndian.AppendUint16(p, uint16(len(text)))
-	return append(append(p, text...), body...)
-}
-
-// readAnswer is answer, read.
-func readAnswer(r *reader) (body []byte, err error) {
-	c := code(r.u8())
-	text := string(r.take(int(r.u16())))
-	if r.bad || int(c) >= len(codes) {
 		return nil, errGarbled
 	}
-	if c != fine {
-		err = &answeredError{text, codes[c]}
+	return p[n:], nil
+}
+
+// errs are the errors that a client knows by errors.Is; an answer has their place here, from
+// errKnown on.
+var errs = [...]error{engine.ErrUnproven, engine.ErrClosed, engine.ErrBusy, engine.ErrBounds,
+	cache.ErrNoRoom, engine.ErrCorrupt, engine.ErrNotSupported, engine.ErrVersion,
+	os.ErrPermission}
+
+const (
+	errNone = iota
+	errOther
+	errKnown
+)
+
+// answer is what a server says to a request: what became of it, in a number and a text, and a body.
+func answer(id uint64, err error, body []byte) []byte {
+	code, text := errNone, ""
+	if err != nil {
+		code, text = errOther, err.Error()
+		text = text[:min(len(text), textMax)]
+		for k, known := range errs {
+			if errors.Is(err, known) {
+				code = errKnown + k
+				break
+			}
+		}
 	}
-	return r.p, err
+	p := append(head(kindAnswered, id), byte(code))
+	p = append(le.AppendUint16(p, uint16(len(text))), text...)
+	return append(p, body...)
+}
+
+// readAnswer reads what follows the id of an answer.
+func readAnswer(p []byte) (body []byte, err error) {
+	if len(p) < 3 || len(p) < 3+int(le.Uint16(p[1:])) || int(p[0]) >= errKnown+len(errs) {
+		return nil, errGarbled
+	}
+	code, text, body := int(p[0]), string(p[3:][:le.Uint16(p[1:])]), p[3+int(le.Uint16(p[1:])):]
+	switch {
+	case code == errNone:
+		return body, nil
+	case code == errOther:
+		return body, &answeredError{text, nil}
+	}
+	return body, &answeredError{text, errs[code-errKnown]}
 }
 
 // answeredError is what the server answered: its text, which names the cause, and the known error
-// that it is.
+// that it is, or nil.
 type answeredError struct {
 	text  string
 	class error
@@ -182,14 +209,3 @@ type answeredError struct {
 
 func (e *answeredError) Error() string { return e.text }
 func (e *answeredError) Unwrap() error { return e.class }
-
-// errGone is the error of a request to a server that has ended.
-var errGone = fmt.Errorf("the server of the cache is gone: Dial it again: %w", engine.ErrPeerLost)
-
-// gone returns errGone for what a request comes to once the server has ended.
-func gone(err error) error {
-	if errors.Is(err, engine.ErrPeerLost) {
-		return errGone
-	}
-	return err
-}

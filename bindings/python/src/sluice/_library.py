@@ -18,7 +18,7 @@ ABI_VERSION = 2
 
 OK, PENDING = 0, 1
 OPTIONAL = 1
-PLAINTEXT = 1
+PLAINTEXT, SCHEDULE = 1, 2
 NO_HUGE, POPULATE = 1, 2
 KIND_MEMORY, KIND_HOST, KIND_DEVICE, KIND_FILE = 1, 2, 3, 4
 READ_ONLY, PRIVATE, DMABUF, EXTENDS, BUFFERED = 1, 2, 4, 8, 16
@@ -200,10 +200,6 @@ class KVEstimate(ctypes.Structure):
     ]
 
 
-class KVBlock(ctypes.Structure):
-    _fields_ = [("bytes", c_void_p), ("length", c_uint64)]
-
-
 class KVKey(ctypes.Structure):
     _fields_ = [("bytes", c_uint8 * 16)]
 
@@ -245,7 +241,6 @@ STRUCTS = {
     "sluice_kv_place": KVPlace,
     "sluice_kv_hint_result": KVHintResult,
     "sluice_kv_estimate": KVEstimate,
-    "sluice_kv_block": KVBlock,
     "sluice_kv_key": KVKey,
 }
 
@@ -322,9 +317,6 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "kv_hint": [_HANDLE, c_uint32, c_int64, c_void_p, c_size_t, c_int64, POINTER(KVHintResult)],
     "kv_hint_envelope": [_HANDLE, c_char_p, c_size_t, c_int64, c_void_p, c_size_t, _SIZE_OUT],
     "kv_estimate": [_HANDLE, c_void_p, c_size_t, c_int64, POINTER(KVEstimate)],
-    "kv_pin_open": [_HANDLE, c_void_p, c_size_t, c_int64, c_int64, c_void_p, POINTER(KVBlock),
-                    _OUT],
-    "kv_pin_close": [_HANDLE],
     "kv_op_fd": [_HANDLE, POINTER(c_int)],
     "kv_op_wait": [_HANDLE, c_int64, c_void_p, c_size_t],
     "kv_op_cancel": [_HANDLE],

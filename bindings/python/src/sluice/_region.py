@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Optional, Type
+from typing import TYPE_CHECKING, NoReturn, Optional, Type, TypeVar
 
 from . import _library
 from ._clock import SLICE_NS, beside, nanoseconds
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 
+_Self = TypeVar("_Self", bound="Closing")
+
+
 class Closing:
     """What a `with` closes at its end."""
 
@@ -30,6 +33,9 @@ class Closing:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: a copy would close "
                         f"the original")
+
+    def __enter__(self: _Self) -> _Self:
+        return self
 
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
                  trace: Optional[TracebackType]) -> None:
@@ -84,9 +90,6 @@ class Memory(Closing):
             if code != HandleError.code:  # else an interrupt took the answer of an earlier close
                 check(code)
             self._out.value = 0
-
-    def __enter__(self) -> Memory:
-        return self
 
     def __len__(self) -> int:
         return self.length
@@ -149,9 +152,6 @@ class Region(Closing):
         self._located.release()
         self._out.value = 0  # the last: after an interrupt close goes on here
 
-    def __enter__(self) -> Region:
-        return self
-
     def __repr__(self) -> str:
         return f"<Region {self.name!r} of {self.length} bytes>"
 
@@ -209,9 +209,6 @@ class Lease(Closing):
             check(code)
         self._out.value = 0
         return True
-
-    def __enter__(self) -> Lease:
-        return self
 
     def __del__(self) -> None:
         out = getattr(self, "_out", None)

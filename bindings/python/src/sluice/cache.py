@@ -23,13 +23,13 @@ import itertools
 import json
 import os
 import time
-import weakref
 from dataclasses import dataclass
 from typing import (
     Any,
     Callable,
     Generator,
     Iterable,
+    Iterator,
     NamedTuple,
     Optional,
     Sequence,
@@ -45,7 +45,7 @@ from ._library import PENDING, lib
 from ._region import Closing, Region, grow
 from ._words import number, octets, text
 from .engine import Engine, Listener
-from .errors import ArgumentError, Error, HandleError, TimeoutError, check, failure
+from .errors import ArgumentError, HandleError, TimeoutError, check, failure
 
 KEY_BYTES = 16
 
@@ -133,7 +133,7 @@ class Disk:
     size: int  # bytes for blocks
     extent: int = 0  # bytes, as for Cache.open; 0: that of the memory
     blocks: int = 0  # how many it may hold; 0: size by 64 KiB
-    daily_bytes: int = 0  # what may be written in 24 hours; 0: nothing bounds it
+    bytes_a_day: int = 0  # what may be written in 24 hours; 0: nothing bounds it
     durable: bool = False  # what is on it survives a loss of power
 
 
@@ -153,8 +153,6 @@ class Cache(Closing):
                  call: Callable[[int, int, Any], int]) -> None:
         self._own = engine is None
         self.engine = Engine("cache") if engine is None else engine
-        self._pins: weakref.WeakSet[Pin] = weakref.WeakSet()
-        self.engine._caches.add(self)
         out = self._out = ctypes.c_uint64()  # the library writes here: no interrupt comes between
         try:
             beside(lambda: check(call(self.engine._handle, nanoseconds(timeout),
@@ -184,7 +182,7 @@ class Cache(Closing):
                  f"ops_max={ops_max}"]
         for d in disks:
             words += [f"disk={d.path}", f"disk_bytes={d.size}", f"disk_extent={d.extent}",
-                      f"disk_blocks={d.blocks}", f"disk_daily_bytes={d.daily_bytes}",
+                      f"disk_blocks={d.blocks}", f"disk_bytes_a_day={d.bytes_a_day}",
                       f"disk_durable={str(d.durable).lower()}"]
         listed = (ctypes.c_char_p * (len(words) + 1))(*[text(w, "option") for w in words], None)
         return cls(engine, timeout, lambda of, ns, out: lib.kv_open(of, listed, ns, out))
@@ -222,8 +220,8 @@ class Cache(Closing):
 
         `geometry` is a digest of 32 bytes of what two processes must agree on to share a block: the
         model, its layout, the salt of a tenant. Blocks of a lower priority, from 0 to 7, go first.
-        Quotas are bytes; 0 is what there is. `hold_max` bounds the bytes that pins and retained
-        blocks keep; 0 is an eighth of the memory. Blocks that were not used for `ttl` seconds go; 0
+        Quotas are bytes; 0 is what there is. `hold_max` bounds the bytes that retained blocks
+        keep; 0 is an eighth of the memory. Blocks that were not used for `ttl` seconds go; 0
         is never. Opening it again changes these. Of a cache that was connected the server says
         them.
         """
@@ -273,7 +271,7 @@ class Cache(Closing):
     def stats(self) -> dict[str, Any]:
         """Counters, as `sluice cache stat --json` has them: blocks and bytes by tier (memory,
         disks), namespace and disk, blocks of loads and stores by their outcome, and what `open`
-        found. NotSupportedError of a cache that was connected.
+        found. A server tells those alone who have come by its Unix socket: OperatingSystemError.
         """
         data = grow(lambda buffer, room, n: lib.kv_stats(self._handle, buffer, room, n), 1 << 14)
         stats: dict[str, Any] = json.loads(data.rstrip(b"\0"))
@@ -281,16 +279,14 @@ class Cache(Closing):
 
     def drain(self, timeout: Optional[float] = None) -> None:
         """Waits until all blocks that were stored are on the disks, or will not be. TimeoutError:
-        some are not yet. NotSupportedError of a cache that was connected.
+        some are not yet.
         """
         _ask(lambda ns: lib.kv_drain(self._handle, ns), timeout)
 
     def close(self) -> None:
         """Ends its operations, detaches its memory and closes its files. UnprovenError: it may
-        still reach memory, which stays held; call it again. BufferError: a pin has parts of its
-        blocks still.
+        still reach memory, which stays held; call it again.
         """
-        self._end_pins()
         if self._handle:
             code = lib.kv_close(self._handle)
             if code != HandleError.code:  # else its engine has closed it
@@ -298,14 +294,6 @@ class Cache(Closing):
             self._out.value = 0
         if self._own:
             self.engine.close()
-
-    def _end_pins(self) -> None:
-        for pin in list(self._pins):
-            with contextlib.suppress(Error):
-                pin.close()
-
-    def __enter__(self) -> Cache:
-        return self
 
 
 class Blocks(Closing):
@@ -331,9 +319,6 @@ class Blocks(Closing):
                 pass
             self.region.close()
 
-    def __enter__(self) -> Blocks:
-        return self
-
 
 class Namespace:
     """Blocks that only those find who name it. It ends with its cache.
@@ -346,12 +331,13 @@ class Namespace:
         self.cache, self.name, self._handle = cache, name, handle
 
     def match(self, keys: Keys, timeout: Optional[float] = 5.0) -> Match:
-        """Looks for blocks. It moves nothing and does not count as a use."""
-        held, n = _hold_keys(keys)
-        found, prefix = ctypes.create_string_buffer(max(n, 1)), ctypes.c_size_t()
-        _ask(lambda ns: lib.kv_match(self._handle, held.address, n, ns, found,
-                                     ctypes.byref(prefix)), timeout)
-        held.release()
+        """Looks for blocks. It moves nothing and does not count as a use. What it found may go
+        before it is loaded: `Hint.RETAIN` has it stay.
+        """
+        with _hold_keys(keys) as (at, n):
+            found, prefix = ctypes.create_string_buffer(max(n, 1)), ctypes.c_size_t()
+            _ask(lambda ns: lib.kv_match(self._handle, at, n, ns, found, ctypes.byref(prefix)),
+                 timeout)
         return Match(prefix.value, found.raw[:n])
 
     def load(self, keys: Keys, to: Blocks, slots: Indices, timeout: Optional[float] = 30.0) -> Op:
@@ -374,28 +360,26 @@ class Namespace:
 
     def _move(self, call: Callable[..., int], keys: Keys, at: Blocks, slots: Indices,
               timeout: Optional[float]) -> Op:
-        held, n = _hold_keys(keys)
-        listed, m = hold_indices(slots, "slots")
-        if n != m:
-            raise ArgumentError(f"{m} slots for {n} keys: want one each")
-        place = _library.KVPlace.from_buffer_copy(at._place)
-        place.slots = listed.address
-        op = Op(n, self, at)
-        check(call(self._handle, held.address, n, ctypes.byref(place), nanoseconds(timeout),
-                   ctypes.byref(op._out)))
-        held.release()
-        listed.release()
+        with _hold_keys(keys) as (listed, n):
+            held, m = hold_indices(slots, "slots")
+            if n != m:
+                raise ArgumentError(f"{m} slots for {n} keys: want one each")
+            place = _library.KVPlace.from_buffer_copy(at._place)
+            place.slots = held.address
+            op = Op(n, self, at)
+            check(call(self._handle, listed, n, ctypes.byref(place), nanoseconds(timeout),
+                       ctypes.byref(op._out)))
+            held.release()
         return op
 
     def prefetch(self, keys: Keys, timeout: Optional[float] = 30.0) -> Op:
         """Reads blocks from the disks into memory, for a load to come, and returns at once. It
         brings at most a quarter of the memory; what is beyond is NO_ROOM.
         """
-        held, n = _hold_keys(keys)
-        op = Op(n, self)
-        check(lib.kv_prefetch(self._handle, held.address, n, nanoseconds(timeout),
-                              ctypes.byref(op._out)))
-        held.release()
+        with _hold_keys(keys) as (at, n):
+            op = Op(n, self)
+            check(lib.kv_prefetch(self._handle, at, n, nanoseconds(timeout),
+                                  ctypes.byref(op._out)))
         return op
 
     def hint(self, kind: Hint, keys: Keys, seconds: float = 0,
@@ -405,11 +389,10 @@ class Namespace:
         less or more.
         """
         kind = _member(Hint, kind, "kind")
-        held, n = _hold_keys(keys)
         result = _library.KVHintResult()
-        _ask(lambda ns: lib.kv_hint(self._handle, kind, nanoseconds(seconds), held.address, n, ns,
-                                    ctypes.byref(result)), timeout)
-        held.release()
+        with _hold_keys(keys) as (at, n):
+            _ask(lambda ns: lib.kv_hint(self._handle, kind, nanoseconds(seconds), at, n, ns,
+                                        ctypes.byref(result)), timeout)
         return HintResult(result.applied, result.missing, result.refused)
 
     def hint_envelope(self, envelope: bytes, timeout: Optional[float] = 5.0) -> list[
@@ -429,35 +412,17 @@ class Namespace:
         """Says what a load would take now, by measured rates and queues. It moves nothing, and is
         no use of the blocks: compare it with the time to compute them anew.
         """
-        held, n = _hold_keys(keys)
         e = _library.KVEstimate()
         e.size = ctypes.sizeof(e)
-        _ask(lambda ns: lib.kv_estimate(self._handle, held.address, n, ns, ctypes.byref(e)),
-             timeout)
-        held.release()
+        with _hold_keys(keys) as (at, n):
+            _ask(lambda ns: lib.kv_estimate(self._handle, at, n, ns, ctypes.byref(e)), timeout)
         return Estimate(e.time_ns / 1e9, e.memory_blocks, e.memory_bytes, e.disk_blocks,
                         e.disk_bytes, e.missing, bool(e.measured))
 
-    def pin(self, keys: Keys, ttl: float = 60.0, timeout: Optional[float] = 30.0) -> Pin:
-        """Keeps blocks in memory, in their places, to be read there without a copy: `Pin.block`.
-
-        Those on a disk alone are read first. A server must be on this host, and ends the pin after
-        `ttl` seconds. FullError: more than hold_max of the namespace or the cache allows.
-        """
-        held, n = _hold_keys(keys)
-        pin = Pin(self, n)
-        _ask(lambda ns: lib.kv_pin_open(self._handle, held.address, n, nanoseconds(ttl), ns,
-                                        pin._outcomes, pin._blocks, ctypes.byref(pin._out)),
-             timeout, pin.close)
-        self.cache._pins.add(pin)
-        held.release()
-        return pin
-
     def remove(self, keys: Keys, timeout: Optional[float] = 30.0) -> None:
         """Forgets blocks: when this returns, no restart finds them."""
-        held, n = _hold_keys(keys)
-        _ask(lambda ns: lib.kv_remove(self._handle, held.address, n, ns), timeout)
-        held.release()
+        with _hold_keys(keys) as (at, n):
+            _ask(lambda ns: lib.kv_remove(self._handle, at, n, ns), timeout)
 
 
 class Op(Closing):
@@ -548,71 +513,14 @@ class Op(Closing):
         if handle:
             lib.kv_op_close(handle)  # stale when its cache was closed
 
-    def __enter__(self) -> Op:
-        return self
-
     def __del__(self) -> None:
         if hasattr(self, "_out"):
             self.close()
 
 
-class Pin(Closing):
-    """Blocks that stay where they are until `close`."""
-
-    def __init__(self, space: Namespace, keys: int) -> None:
-        self.space, self.keys = space, keys
-        self._outcomes = ctypes.create_string_buffer(max(keys, 1))
-        self._blocks = (_library.KVBlock * max(keys, 1))()
-        self._views: list[tuple[memoryview, weakref.ref[Any]]] = []
-        self._out = ctypes.c_uint64()  # as for Cache
-
-    @property
-    def outcomes(self) -> bytes:
-        """An Outcome for each key: DONE where the block is pinned."""
-        return self._outcomes.raw[:self.keys]
-
-    def block(self, n: int) -> Optional[memoryview]:
-        """The bytes of the block of key n, to be read alone; None where it is not pinned. What was
-        read is of use once `close` has returned without an error.
-        """
-        if not self._out.value:
-            raise HandleError("the pin is closed: it has no bytes any more")
-        at = self._blocks[range(self.keys)[n]]
-        if not at.bytes:
-            return None
-        memory = (ctypes.c_ubyte * at.length).from_address(at.bytes)
-        setattr(memory, "pin", self)  # so that it is pinned as long as it is looked at
-        view = memoryview(memory).cast("B").toreadonly()
-        self._views.append((view, weakref.ref(memory)))
-        return view
-
-    def close(self) -> None:
-        """Ends it. RevokedError: the pin had ended before, and what was read is of no use; so it is
-        after any other error. BufferError while arrays or parts of its blocks are left.
-        """
-        for view, _ in self._views:
-            view.release()
-        self._views = [(view, memory) for view, memory in self._views if memory() is not None]
-        if self._views:
-            raise BufferError("the pin has parts of its blocks still, such as arrays made of them: "
-                              "let go of those first")
-        handle, self._out.value = self._out.value, 0
-        if handle:
-            check(lib.kv_pin_close(handle))
-
-    def __enter__(self) -> Pin:
-        return self
-
-    def __del__(self) -> None:
-        out = getattr(self, "_out", None)
-        if out is not None and out.value:  # nothing of its blocks is left, which would hold it
-            lib.kv_pin_close(out.value)
-
-
-def _ask(call: Callable[[int], int], timeout: Optional[float],
-         undo: Callable[[], object] = lambda: None) -> None:
+def _ask(call: Callable[[int], int], timeout: Optional[float]) -> None:
     """Makes a call that may be made again when its time is over. One that takes long goes on in a
-    thread, so that an interrupt is heard meanwhile, and is undone then.
+    thread, so that an interrupt is heard meanwhile.
     """
     ns = nanoseconds(timeout)
     if 0 <= ns <= SLICE_NS:
@@ -628,7 +536,7 @@ def _ask(call: Callable[[int], int], timeout: Optional[float],
     # The slice has ended it, whatever the error is: a detach says UNPROVEN then.
     beside(lambda: check(call(nanoseconds(
         None if timeout is None else began + timeout - time.monotonic()))),
-        lambda _: undo(), lambda _: None)
+        lambda _: None, lambda _: None)
 
 
 def _member(of: type[_Enum], value: Any, what: str) -> _Enum:
@@ -659,8 +567,9 @@ def _shape(source: Any, block_bytes: Optional[int]) -> tuple[Sequence[int], int]
     return [length // unit], unit
 
 
-def _hold_keys(keys: Keys) -> tuple[Held, int]:
-    """Keys in place, and how many; a list becomes one string of bytes."""
+@contextlib.contextmanager
+def _hold_keys(keys: Keys) -> Iterator[tuple[int, int]]:
+    """Where keys lie, and how many; a list becomes one string of bytes."""
     if isinstance(keys, (list, tuple)):
         if any(n != KEY_BYTES for n in set(map(len, keys))):
             raise ArgumentError(f"a key has {KEY_BYTES} bytes: make keys of other hashes by key_of")
@@ -673,8 +582,10 @@ def _hold_keys(keys: Keys) -> tuple[Held, int]:
     except (BufferError, ValueError) as e:
         raise ArgumentError(f"keys: {e}: want contiguous memory") from None
     rows = view.shape[0] if view.shape and view.ndim > 1 else held.length // KEY_BYTES
-    if held.length != rows * KEY_BYTES:
+    try:
+        if held.length != rows * KEY_BYTES:
+            raise ArgumentError(f"keys of the shape {view.shape} and {view.itemsize} bytes each: "
+                                f"want {KEY_BYTES} bytes a key, such as (n, {KEY_BYTES}) of uint8")
+        yield held.address, rows
+    finally:
         held.release()
-        raise ArgumentError(f"keys of the shape {view.shape} and {view.itemsize} bytes each: want "
-                            f"{KEY_BYTES} bytes a key, such as (n, {KEY_BYTES}) of uint8")
-    return held, rows

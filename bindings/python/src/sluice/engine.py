@@ -81,7 +81,8 @@ class Engine(Closing):
 
     Any thread may call anything. Times are seconds; None for the engine's own default. `serve` and
     `dial` over tcp want an identity, or plaintext on a network that is trusted: then each program
-    that connects reaches the regions.
+    that connects reaches the regions. With `schedule` the loads of a cache go before its prefetches
+    and stores, and before what it writes to disks.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Engine(Closing):
         *,
         identity: Optional[Identity] = None,
         plaintext: bool = False,
+        schedule: bool = False,
         transfer_timeout: Optional[float] = None,
         abort_grace: Optional[float] = None,
         connect_timeout: Optional[float] = None,
@@ -106,7 +108,6 @@ class Engine(Closing):
         self._holds = _Holds()
         _OPEN[id(self._holds)] = self._holds
         self._peers: dict[int, Peer] = {}  # without a lock: no handle comes twice
-        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()  # those of sluice.cache
         self._closing = threading.Lock()
         self._rooms: list[_Room] = []
         # messages and peers that the library gave to a call which an interrupt ended: the next
@@ -115,7 +116,7 @@ class Engine(Closing):
         self._accepted: deque[int] = deque()
         config, keep = as_struct(name, [Backend(b) if isinstance(b, str) else b for b in backends],
                                  limits)
-        config.flags = _library.PLAINTEXT if plaintext else 0
+        config.flags = plaintext * _library.PLAINTEXT | schedule * _library.SCHEDULE
         if identity is not None:
             config.cert_file, config.key_file, config.ca_file = [os.fsencode(path)
                 for path in identity]
@@ -409,8 +410,6 @@ class Engine(Closing):
         longer than the abort's grace. UnprovenError, here and from each close of a region from then
         on, where bytes may land still, or where an interrupt took the proof: memory stays held.
         """
-        for cache in list(self._caches):  # BufferError while arrays lie on pinned blocks
-            cache._end_pins()
         with self._closing:  # what comes second waits for the first
             if not self._handle:
                 if self._unproven:
@@ -446,9 +445,6 @@ class Engine(Closing):
             region._forget()
         _OPEN.pop(id(self._holds), None)
 
-    def __enter__(self) -> Engine:
-        return self
-
     def __del__(self) -> None:
         if hasattr(self, "_out") and self._handle:
             warnings.warn(f"engine {self.name!r} was never closed", ResourceWarning, source=self)
@@ -468,6 +464,3 @@ class Listener(Closing):
         if self._out.value:
             lib.listener_close(self._out.value)  # stale when the engine has closed it
             self._out.value = 0
-
-    def __enter__(self) -> Listener:
-        return self

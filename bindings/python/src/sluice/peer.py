@@ -121,9 +121,6 @@ class Peer(Closing):
             self.engine._peers.pop(self._handle, None)
             self._handle = 0
 
-    def __enter__(self) -> Peer:
-        return self
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Peer) and self._handle == other._handle
 
@@ -148,9 +145,6 @@ class Remote(Closing):
         if self._handle:
             check(lib.remote_close(self._handle))
             self._handle = 0
-
-    def __enter__(self) -> Remote:
-        return self
 
     def __del__(self) -> None:
         if getattr(self, "_leased", False) and self._handle:  # a region's has one handle for all

@@ -273,9 +273,6 @@ class Transfer(Closing):
                 kept.release()
         self._keep.clear()
 
-    def __enter__(self) -> Transfer:
-        return self
-
     def __del__(self) -> None:
         try:
             self.close()
