@@ -74,6 +74,14 @@ int sluice_kv_remove(sluice_kv_namespace space, const struct sluice_kv_key *keys
 	SLGO_CALL(slgoKVRemove, space, (struct sluice_kv_key *)keys, count, timeout_ns);
 }
 
+int sluice_kv_list(sluice_kv_namespace space, uint32_t *at, int64_t timeout_ns,
+		   struct sluice_kv_key *keys, size_t *count)
+{
+	if (!at || !keys || !count)
+		return slgo_missing("at, keys or count");
+	SLGO_CALL(slgoKVList, space, at, timeout_ns, keys, count);
+}
+
 static int move(int store, sluice_kv_namespace space, const struct sluice_kv_key *keys,
 		size_t count, const struct sluice_kv_place *place, int64_t timeout_ns,
 		sluice_kv_op *op)

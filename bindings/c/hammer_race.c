@@ -323,6 +323,10 @@ static void blocks(struct hand *h)
 		return;
 	case 2:
 		DO(sluice_kv_remove(space, keys, 1, 20000 * US));
+		uint32_t from = 0;
+		size_t listed;
+		struct sluice_kv_key list[SLUICE_KV_LISTED_MAX];
+		DO(sluice_kv_list(space, &from, 20000 * US, list, &listed));
 		DO(sluice_kv_hint(space, any(h, 5), 1000000 * US, keys, 8, 20000 * US, NULL));
 		return;
 	case 3:

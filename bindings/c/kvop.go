@@ -166,6 +166,33 @@ func slgoKVRemove(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, ti
 	})
 }
 
+// kvListedMax bounds the keys of one call. A server answers with at most so many.
+const kvListedMax = C.SLUICE_KV_LISTED_MAX
+
+//export slgoKVList
+func slgoKVList(h C.uint64_t, at *C.uint32_t, timeout C.int64_t, keys *C.struct_sluice_kv_key,
+	count *C.size_t, f *C.struct_slgo_fault) C.int {
+	return calling(&spaces, h, timeout, f, func(ctx context.Context, n *namespace) error {
+		list, next, err := n.space.Blocks(ctx, uint32(*at))
+		if err != nil {
+			return err
+		}
+		dst, err := inPlace[cache.Key](keys, kvListedMax, "keys")
+		if err != nil {
+			return err
+		}
+		if len(list) > len(dst) {
+			return fmt.Errorf("a server lists %d blocks at a time, at most %d: %w", len(list),
+				len(dst), engine.ErrCorrupt)
+		}
+		for k, b := range list {
+			dst[k] = b.Key
+		}
+		*at, *count = C.uint32_t(next), C.size_t(len(list))
+		return nil
+	})
+}
+
 //export slgoKVHint
 func slgoKVHint(h C.uint64_t, kind C.uint32_t, last C.int64_t, list *C.struct_sluice_kv_key,
 	count C.size_t, timeout C.int64_t, out *C.struct_sluice_kv_hint_result,

@@ -17,6 +17,7 @@ import (
 type kvSpace interface {
 	Match(ctx context.Context, keys []cache.Key) (cache.Match, error)
 	Remove(ctx context.Context, keys []cache.Key) error
+	Blocks(ctx context.Context, from uint32) (list []cache.BlockInfo, next uint32, err error)
 	Hint(ctx context.Context, keys []cache.Key, h cache.Hint) (cache.HintResult, error)
 	HintEnvelope(ctx context.Context, data []byte) ([]cache.ActionOutcome, error)
 	Estimate(ctx context.Context, keys []cache.Key) (cache.Estimate, error)
@@ -38,6 +39,12 @@ func (s ownSpace) Match(_ context.Context, keys []cache.Key) (cache.Match, error
 
 func (s ownSpace) Remove(_ context.Context, keys []cache.Key) error {
 	return s.Namespace.Remove(keys)
+}
+
+func (s ownSpace) Blocks(_ context.Context, from uint32) ([]cache.BlockInfo, uint32, error) {
+	list := make([]cache.BlockInfo, kvListedMax)
+	n, next := s.Namespace.Blocks(from, list)
+	return list[:n], next, nil
 }
 
 func (s ownSpace) Hint(_ context.Context, keys []cache.Key, h cache.Hint) (cache.HintResult,

@@ -690,6 +690,18 @@ int sluice_kv_match(sluice_kv_namespace space, const struct sluice_kv_key *keys,
 int sluice_kv_remove(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		     int64_t timeout_ns);
 
+#define SLUICE_KV_LISTED_MAX 4096
+
+/*
+ * Lists keys of blocks that are there, in no order: *count of them, at most SLUICE_KV_LISTED_MAX,
+ * for which keys has room. *at is 0 at first; it is where the next call goes on, and 0 behind the
+ * last one. A call may find nothing and go on. It lists what is there as it looks.
+ * SLUICE_ERR_SYSTEM (EACCES) of a server that lists nothing to this client: by tcp, unless its
+ * operator lets it.
+ */
+int sluice_kv_list(sluice_kv_namespace space, uint32_t *at, int64_t timeout_ns,
+		   struct sluice_kv_key *keys, size_t *count);
+
 /* N of what is inside it, by bytes apart. */
 struct sluice_kv_axis {
 	uint64_t by;

@@ -238,6 +238,18 @@ static void others(const char *program)
 	close_end(&e);
 }
 
+static size_t count_listed(sluice_kv_namespace space)
+{
+	struct sluice_kv_key listed[SLUICE_KV_LISTED_MAX];
+	size_t count, all = 0;
+	uint32_t at = 0;
+	do {
+		OK(sluice_kv_list(space, &at, LIMIT, listed, &count));
+		all += count;
+	} while (at);
+	return all;
+}
+
 // What the killed process had committed is there, and goes when it is removed.
 static void again(void)
 {
@@ -257,7 +269,9 @@ static void again(void)
 	OK(sluice_kv_store(space, keys, BLOCKS, &p, LIMIT, &op));
 	want_outcomes(op, SLUICE_KV_KNOWN);
 	OK(sluice_kv_drain(kv, LIMIT));
+	size_t all = count_listed(space);
 	OK(sluice_kv_remove(space, keys, BLOCKS, LIMIT));
+	TRUE(all >= BLOCKS && count_listed(space) == all - BLOCKS);
 	size_t prefix;
 	uint8_t found[BLOCKS];
 	OK(sluice_kv_match(space, keys, BLOCKS, LIMIT, found, &prefix));
@@ -344,6 +358,7 @@ static void misuse(void)
 	OK(sluice_kv_match(space, NULL, 0, 0, NULL, NULL));
 	WANT(SLUICE_ERR_HANDLE, sluice_kv_match(kv, keys, 1, 0, NULL, NULL));
 	WANT(SLUICE_ERR_ARGUMENT, sluice_kv_remove(space, NULL, 1, 0));
+	WANT(SLUICE_ERR_ARGUMENT, sluice_kv_list(space, NULL, 0, NULL, NULL));
 	struct sluice_kv_hint_result hinted;
 	WANT(SLUICE_ERR_ARGUMENT, sluice_kv_hint(space, 9, 0, keys, 1, 0, &hinted));
 	WANT(SLUICE_ERR_BOUNDS, sluice_kv_hint(space, SLUICE_KV_RETAIN, 0, keys, 1, 0, NULL));

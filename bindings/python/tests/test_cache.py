@@ -87,6 +87,31 @@ def use(cache: Cache) -> None:
         assert cache.namespace("model", bytes(32)).match(keys).prefix == 0
 
 
+def keep_books(cache: Cache) -> None:
+    """Blocks lie in places that no array has, are listed, and go all at once."""
+    space, other = cache.namespace("listed", GEOMETRY), cache.namespace("listed", bytes(32))
+    array, keys, slots = filled(), hashes(1, 8), np.arange(8, dtype=np.uint32)
+    want = array.copy()
+    with cache.attach(array, block_bytes=1) as memory:
+        # The runs of a block are a loop, as those of an array with axis 1.
+        blocks = memory.place(0, BYTES, BYTES, [(LAYERS, SLOTS * BYTES)])
+        assert (blocks.slots, blocks.block_bytes) == (SLOTS, LAYERS * BYTES)
+        assert memory.place(array.nbytes - 8, 8, 8).slots == 1
+        assert memory.place(array.nbytes - 4, 8, 8).slots == 0
+        for some in (space, other):
+            assert set(some.store(keys, blocks, slots).wait(LIMIT)) == {Outcome.DONE}
+        array[:] = 0
+        assert set(space.load(keys, blocks, range(16, 24)).wait(LIMIT)) == {Outcome.DONE}
+        assert (array[:, 16:24] == want[:, :8]).all() and not array[:, :16].any()
+        listed = b"".join(space.keys())
+        assert {listed[k:k + 16] for k in range(0, 128, 16)} == {bytes(key) for key in keys}
+        space.clear()
+        assert not list(space.keys()) and space.match(keys) == kv.Match(0, bytes(8))
+        assert other.match(keys).prefix == 8
+    with pytest.raises(sluice.ArgumentError):
+        memory.place(0, 1, 1, [(1, 1)] * 4)
+
+
 def hint(cache: Cache) -> None:
     """What is said of blocks is heard."""
     space, keys = cache.namespace("held", GEOMETRY), hashes(1, 8)
@@ -132,6 +157,14 @@ def test_options_of_a_namespace(tmp_path: Path) -> None:
         assert space.hint(kv.Hint.RELEASE, hashes(0, 8)).applied == 8
         cache.namespace("model", GEOMETRY, memory_quota=4 * LAYERS * BYTES)
         until(lambda: cache.stats()["namespaces"]["model"]["blocks"][0] <= 4)
+
+
+def test_places_and_lists(own: Cache) -> None:
+    keep_books(own)
+
+
+def test_places_and_lists_of_a_server(served: Served) -> None:
+    keep_books(served[0])
 
 
 def test_a_cache_of_this_process(own: Cache) -> None:

@@ -247,6 +247,7 @@ STRUCTS = {
 _HANDLE, _OUT = c_uint64, POINTER(c_uint64)
 _SIZE_OUT = POINTER(c_size_t)
 
+KV_LISTED_MAX = 4096  # keys of one call of kv_list
 _KV_MOVE = [_HANDLE, c_void_p, c_size_t, POINTER(KVPlace), c_int64, _OUT]
 
 # The arguments of what returns a code.
@@ -311,6 +312,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "kv_namespace_open": [_HANDLE, POINTER(KVNamespaceOptions), c_int64, _OUT],
     "kv_match": [_HANDLE, c_void_p, c_size_t, c_int64, c_void_p, _SIZE_OUT],
     "kv_remove": [_HANDLE, c_void_p, c_size_t, c_int64],
+    "kv_list": [_HANDLE, POINTER(c_uint32), c_int64, c_void_p, _SIZE_OUT],
     "kv_load": _KV_MOVE,
     "kv_store": _KV_MOVE,
     "kv_prefetch": [_HANDLE, c_void_p, c_size_t, c_int64, _OUT],

@@ -307,6 +307,27 @@ class Blocks(Closing):
             place.loops_count = 1
             place.loops[0].n, place.loops[0].by = number(outer, "a dimension", 32), slots * run
 
+    def place(self, base: int, stride: int, run: int,
+              loops: Sequence[tuple[int, int]] = ()) -> Blocks:
+        """Other blocks of the same memory: that of slot k begins `base + k * stride` bytes from the
+        start, and is the runs of a nest of at most three loops, outermost first, each a count and
+        how many bytes lie between two of what is inside it. In the cache one run follows the other.
+        They end when these are closed.
+        """
+        if len(loops) > 3:
+            raise ArgumentError(f"{len(loops)} loops: at most 3")
+        placed = Blocks(self.cache, self.region, 0, run, 1)
+        place, span = placed._place, run
+        place.base, place.stride = number(base, "base"), number(stride, "stride")
+        place.run, place.loops_count = number(run, "run"), len(loops)
+        for k, (n, by) in enumerate(loops):
+            place.loops[k].n, place.loops[k].by = number(n, "a loop", 32), number(by, "a loop")
+            placed.block_bytes *= n
+            span += max(n - 1, 0) * by
+        left = self.slots * self.block_bytes - base - span  # behind the first block
+        placed.slots = 0 if left < 0 else left // stride + 1 if stride else 1
+        return placed
+
     def close(self, timeout: Optional[float] = 30.0) -> None:
         """Ends it: when this returns, the cache neither reads nor writes the memory any more,
         whatever state the process is in that has it. Operations that run end with an error, or this
@@ -423,6 +444,28 @@ class Namespace:
         """Forgets blocks: when this returns, no restart finds them."""
         with _hold_keys(keys) as (at, n):
             _ask(lambda ns: lib.kv_remove(self._handle, at, n, ns), timeout)
+
+    def keys(self, timeout: Optional[float] = 5.0) -> Iterator[bytes]:
+        """Lists the blocks that are there, in no order: up to 4,096 keys behind each other a time,
+        each question within the timeout. OperatingSystemError: the server lists nothing to
+        clients that come over tcp, unless its operator lets it.
+        """
+        at, n = ctypes.c_uint32(), ctypes.c_size_t()
+        room = ctypes.create_string_buffer(_library.KV_LISTED_MAX * KEY_BYTES)
+        while True:
+            _ask(lambda ns: lib.kv_list(self._handle, ctypes.byref(at), ns, room,
+                                        ctypes.byref(n)), timeout)
+            if n.value:
+                yield room.raw[:n.value * KEY_BYTES]
+            if not at.value:
+                return
+
+    def clear(self, timeout: Optional[float] = 30.0) -> None:
+        """Forgets all blocks that are there when it begins, as `remove` does. Those that are stored
+        meanwhile may stay. The timeout is for each question.
+        """
+        for some in self.keys(timeout):
+            self.remove(some, timeout)
 
 
 class Op(Closing):
