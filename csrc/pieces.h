@@ -182,6 +182,28 @@ static inline int sl_nest_sound(const struct sl_pages *p, const struct sl_nest *
 			     sl_slots(p->count, nest->remote_first, nest->remote_per));
 }
 
+/*
+ * Makes *s name what a caller submits: count descriptors, or, where pages is not NULL, a pattern
+ * with its lists. 0: there are too many pieces, or an offset of the pattern could overflow.
+ */
+static inline int sl_pieces_init(struct sl_pieces *s, const struct sl_desc *descs, size_t count,
+				 const struct sl_pages *pages, const struct sl_nest *nest,
+				 const uint32_t *local, const uint32_t *remote)
+{
+	if (!pages) {
+		*s = (struct sl_pieces){.descs = descs, .count = (uint32_t)count};
+		return count <= SL_PIECES_MAX;
+	}
+	*s = (struct sl_pieces){.pages = *pages,
+				.nest = nest,
+				.runs = nest ? nest->runs : 1,
+				.local_index = local,
+				.remote_index = remote};
+	s->count = (uint32_t)(pages->count * s->runs);
+	return nest ? sl_nest_sound(pages, nest, local, remote)
+		    : sl_pages_sound(pages, local, remote);
+}
+
 static inline uint32_t sl_local_slots(const struct sl_pieces *s)
 {
 	return s->nest ? sl_slots(s->pages.count, s->nest->local_first, s->nest->local_per)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
@@ -105,7 +106,6 @@ type Config struct {
 const (
 	messageMax  = verbs.NotifMax
 	descsMax    = 4096
-	runsMax     = 64 << 10
 	railsMax    = verbs.RailsMax
 	graceMin    = 20 * time.Millisecond
 	ackUnit     = 4096 * time.Nanosecond
@@ -234,7 +234,7 @@ func (c *Config) caps(devices bool) driver.Caps {
 	}
 	return driver.Caps{
 		Name: "rdma", Reach: driver.Network, Pairs: pairs,
-		DescsMax: descsMax, RunsMax: runsMax, MessageMax: messageMax,
+		DescsMax: descsMax, RunsMax: ring.RunsMax, MessageMax: messageMax,
 		Cost: driver.Cost{Setup: 3 * time.Microsecond, PerPiece: 50 * time.Nanosecond, Rate: 10e9},
 	}
 }

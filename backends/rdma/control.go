@@ -101,7 +101,7 @@ func (c *channel) start() { c.writing.Go(c.write) }
 
 // send queues a message, and reports whether the connection was open. receive returns the error
 // that ends the connection.
-func (c *channel) send(m message) bool {
+func (c *channel) send(m session.Message) bool {
 	c.mu.Lock()
 	open := !c.ended && !c.ending
 	if open {
@@ -181,9 +181,9 @@ func (c *channel) receive() (any, error) {
 			return nil, c.failed(err)
 		}
 		c.heard.Add(1)
-		switch m.(type) {
+		switch m {
 		case ping:
-			c.send(pong{})
+			c.send(pong)
 		case pong:
 		default:
 			return m, nil

@@ -61,7 +61,7 @@ func TestChannel(t *testing.T) {
 		for i := range 300 {
 			b.send(&broken{pair: uint8(i)})
 			if i%30 == 0 {
-				b.send(ping{})
+				b.send(ping)
 			}
 		}
 		b.closeWhenRead(patience)
@@ -78,7 +78,7 @@ func TestChannel(t *testing.T) {
 	if _, err := a.receive(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
-	a.send(ping{}) // ignored
+	a.send(ping) // ignored
 }
 
 // TestQuiet has a program that reads nothing: its host acknowledges what asks for a sign of life,
@@ -133,11 +133,11 @@ func TestFarewellReads(t *testing.T) {
 	a, b := channels(t, testkit.NewClock())
 	a.start()
 	_ = a.conn.SetReadDeadline(aLongTimeAgo) // as inbound.quit does
-	a.send(quit{})
+	a.send(quit)
 	a.closeWhenRead(patience)
 	m, err := b.receive()
 	require.NoError(t, err)
-	require.Equal(t, quit{}, m)
+	require.Equal(t, quit, m)
 	select {
 	case <-a.over:
 		t.Error("it has closed though the other side may still send")

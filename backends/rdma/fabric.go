@@ -24,10 +24,8 @@ type fabric interface {
 	Unmap(key uint32) error
 	Grant(key uint32, rail int, at uint64, flags uint32) (remoteKey uint32, err error)
 	Revoke(key uint32) error
-	pin(rail int, mem []byte, flags uint32) (pin, error)
-	pinDevice(rail int, d verbs.Device, flags uint32) (pin, error)
-	show(key uint32, mem []byte, pins []pin, prefer uint32) error // VerbsContext.Map
-	showDevice(key uint32, addr, n uint64, pins []pin, prefer uint32) error
+	Pin(rail int, r verbs.Range, flags uint32) (verbs.Pin, error)
+	Map(key uint32, addr, n uint64, pins []verbs.Pin, prefer uint32) error
 	connect(initiator bool, credit int) (link, error)
 }
 
@@ -49,9 +47,6 @@ type link interface {
 	End(status int32, proved bool) error
 	Close() error
 }
-
-// pin is a verbs.Pin.
-type pin interface{ Close() error }
 
 // opener makes a fabric: openVerbs but in tests.
 type opener func(verbs.Config) (fabric, error)

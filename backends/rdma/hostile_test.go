@@ -58,7 +58,7 @@ func (s *stranger) hear() any {
 		}
 		m, err := decodeControl(body)
 		require.NoError(s.t, err)
-		if _, is := m.(ping); !is {
+		if m != ping {
 			return m
 		}
 	}
@@ -199,7 +199,7 @@ func TestHostileOwner(t *testing.T) {
 		"queue pairs it makes up": {encoded(good), encoded(&broken{99}),
 			encoded(&pairReply{pair: 77}), encoded(&pairReply{pair: 0, seen: 1 << 60})},
 		"answers to nothing": {encoded(good), encoded(&importAnswer{id: 9, size: 5}),
-			encoded(&expired{key: 9, epoch: 9}), encoded(farewell{}), encoded(farewell{})},
+			encoded(&expired{key: 9, epoch: 9}), encoded(farewell), encoded(farewell)},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)

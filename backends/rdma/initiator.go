@@ -29,19 +29,19 @@ type peer struct {
 	link   link
 	mender *mender
 
-	gate     session.Gate // entered by every call of the program; Close shuts it first
-	hold     session.Gate // entered by every use of link; Close shuts it last
-	closing  chan struct{}
-	ending   sync.Mutex  // held by Close; guards the next two
-	ended    bool        // end has run
-	over     bool        // closeLink has succeeded
-	unwanted atomic.Bool // Connect has failed: the program never had this connection
-	gone     atomic.Bool
-	lostCh   chan struct{}
-	losing   sync.Once
-	cause    error          // why the peer was lost; set before lostCh is closed
-	running  sync.WaitGroup // readControl and the mender
-	lostDone sync.WaitGroup // endLost
+	gate       session.Gate // entered by every call of the program; Close shuts it first
+	hold       session.Gate // entered by every use of link; Close shuts it last
+	closing    chan struct{}
+	ending     sync.Mutex  // held by Close; guards the next two
+	ended      bool        // end has run
+	linkClosed bool        // closeLink has succeeded
+	unwanted   atomic.Bool // Connect has failed: the program never had this connection
+	gone       atomic.Bool
+	lostCh     chan struct{}
+	losing     sync.Once
+	cause      error          // why the peer was lost; set before lostCh is closed
+	running    sync.WaitGroup // readControl and the mender
+	lostDone   sync.WaitGroup // endLost
 
 	ready     chan struct{} // closed when the first queue pair is live
 	refused   chan error    // capacity 1
@@ -102,22 +102,8 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if len(b.Descs) > descsMax || len(b.Notify) > messageMax {
 		return driver.ErrBounds
 	}
-	if b.Pattern != nil && !fits(b.Pattern) {
-		return driver.ErrBounds
-	}
 	testpoint.At("rdma: submit")
 	return p.link.Submit(tag, b)
-}
-
-// fits reports whether a pattern has at most runsMax runs.
-func fits(p *driver.Pattern) bool {
-	runs := uint64(max(p.Count, 0))
-	for i := range p.Loops {
-		if runs *= uint64(p.Loops[i].N); runs > runsMax {
-			return false
-		}
-	}
-	return runs <= runsMax
 }
 
 // Cancel implements driver.Peer.
@@ -175,13 +161,15 @@ func (p *peer) handle(message any) bool {
 		p.mender.post(event{kind: eventReply, pair: int(m.pair), reply: m})
 	case *broken:
 		p.mender.post(event{kind: eventBroken, pair: int(m.pair)})
-	case farewell:
-		if p.byeAnswered() {
+	case signal:
+		switch {
+		case m == farewell && !p.byeAnswered():
+			close(p.byeAnswer)
+		case m == quit:
+			p.lose(errors.New("it has closed"), true)
+		default:
 			return false
 		}
-		close(p.byeAnswer)
-	case quit:
-		p.lose(errors.New("it has closed"), true)
 	default:
 		return false
 	}
@@ -645,7 +633,7 @@ func (p *peer) packetsAreGone(ended bool) bool {
 // closeLink closes the link. It fails while a NIC keeps a queue pair. Preconditions: p.ending is
 // held.
 func (p *peer) closeLink() error {
-	if p.over {
+	if p.linkClosed {
 		return nil
 	}
 	if err := p.link.End(verbs.Closed, false); err != nil {
@@ -659,6 +647,6 @@ func (p *peer) closeLink() error {
 	p.b.mu.Lock()
 	delete(p.b.peers, p)
 	p.b.mu.Unlock()
-	p.over = true
+	p.linkClosed = true
 	return nil
 }

@@ -30,7 +30,7 @@ type memory struct {
 	revokeLock session.ContextLock // one grant or revoke at a time; guards the next three
 	granted    bool                // the NICs may accept requests of peers
 	at         uint64              // the first address of the grant
-	shown      bool                // net knows the memory
+	mapped     bool                // csrc/verbs accepts the key in batches
 	gone       atomic.Bool         // the memory is revoked, and its key may be another's
 	proving    atomic.Bool         // proveBeside has a goroutine
 
@@ -82,21 +82,14 @@ func (b *Backend) register(seg *driver.Segment) (*memory, error) {
 	if m.key, m.epoch, err = b.table.Take(); err != nil {
 		return nil, errors.Join(err, m.unpin())
 	}
-	if err := b.show(m); err != nil {
+	err = b.net.Map(m.key, m.base, m.size, m.pinned.pins, b.nearestTo(&m.span))
+	if err != nil {
 		b.table.Free(m.key)
 		return nil, errors.Join(err, m.unpin())
 	}
-	m.shown = true
+	m.mapped = true
 	b.table.Put(m.key, m)
 	return m, nil
-}
-
-// show makes the memory usable as local memory of batches in csrc/verbs.
-func (b *Backend) show(m *memory) error {
-	if m.device == onHost {
-		return b.net.show(m.key, m.bytes, m.pinned.pins, b.nearestTo(&m.span))
-	}
-	return b.net.showDevice(m.key, m.base, m.size, m.pinned.pins, b.nearestTo(&m.span))
 }
 
 // hold prevents a Renew from replacing the pages until release is called.

@@ -43,7 +43,7 @@ type inbound struct {
 	importing bool             // the goroutine answerImports runs
 	importer  sync.WaitGroup   // waits for that goroutine
 	quitting  bool             // the backend closes; the program is not told that the peer left
-	replies   replies
+	credit    answerCredit
 }
 
 // serve runs the owner's side of a connection, from the hello to the end, in its own goroutine.
@@ -120,7 +120,7 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 	// End our queue pairs first; the link destroys a queue pair that does not drain. After that no
 	// write of the peer can land, and all its messages are in the inbox. Only then answer the bye:
 	// the peer takes the answer as proof of that.
-	c.endReplies()
+	c.refuseAnswers()
 	c.hold.Shut()
 	c.hold.Wait()
 	ended := c.link.End(verbs.Lost, false) == nil
@@ -131,10 +131,10 @@ func (b *Backend) serve(conn net.Conn, v *session.Visit) {
 	case !ended:
 		c.ch.close(driver.ErrUnproven) // send nothing that the peer could take as proof
 	case saidBye:
-		c.ch.send(farewell{})
+		c.ch.send(farewell)
 		c.ch.closeWhenRead(b.cfg.Grace)
 	case quitting:
-		c.ch.send(quit{})
+		c.ch.send(quit)
 		c.ch.closeWhenRead(b.cfg.Grace)
 	default:
 		c.ch.close(driver.ErrPeerLost)
@@ -337,13 +337,13 @@ func (c *inbound) breakPairs() error {
 // answersMax bounds the answers of one connection that the initiator's program has not received.
 const answersMax = 64
 
-// replies is the flow control of the owner's answers on one connection. Answers go over the control
-// connection, which preserves their order. The initiator reports how many its program has taken,
-// and each of these frees the slot of one answer.
-type replies struct {
+// answerCredit is the flow control of the owner's answers on one connection. Answers go over the
+// control connection, which preserves their order. The initiator reports how many its program has
+// taken, and each of these frees the slot of one answer.
+type answerCredit struct {
 	sent, taken uint64
 	refused     bool // Answer has returned ErrFull since the last free slot
-	over        bool // the connection has ended
+	ended       bool // the connection has ended
 }
 
 // Answer implements driver.Backend.
@@ -365,12 +365,12 @@ func (b *Backend) Answer(conn uint64, msg []byte) error {
 func (c *inbound) reply(msg []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := &c.replies
-	if !r.over && r.sent-r.taken >= answersMax {
+	r := &c.credit
+	if !r.ended && r.sent-r.taken >= answersMax {
 		r.refused = true
 		return driver.ErrFull
 	}
-	if r.over || !c.ch.send(&answer{data: msg}) {
+	if r.ended || !c.ch.send(&answer{data: msg}) {
 		return driver.ErrPeerLost
 	}
 	r.sent++
@@ -382,7 +382,7 @@ func (c *inbound) reply(msg []byte) error {
 func (c *inbound) addCredit(taken uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := &c.replies
+	r := &c.credit
 	if taken < r.taken || taken > r.sent {
 		return false
 	}
@@ -394,12 +394,12 @@ func (c *inbound) addCredit(taken uint64) bool {
 	return true
 }
 
-// endReplies makes Answer return ErrPeerLost from now on.
-func (c *inbound) endReplies() {
+// refuseAnswers makes Answer return ErrPeerLost from now on.
+func (c *inbound) refuseAnswers() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.replies.over = true
-	if c.replies.refused {
+	c.credit.ended = true
+	if c.credit.refused {
 		c.b.roomForAnswers() // wake the refused caller, so that its next Answer gets ErrPeerLost
 	}
 }

@@ -25,7 +25,7 @@ type pinned struct {
 	span
 	dmabuf   *driver.DMABuf // our duplicate, kept for later grants; nil: no dma-buf
 	readOnly bool           // the NICs must not write to it
-	pins     []pin          // by rail; nil: not registered there (refusals), or the device is gone
+	pins     []verbs.Pin    // by rail; nil: not registered there (refusals), or the device is gone
 	refusals []error        // by rail; nil for host memory
 	users    int            // registrations in this range; guarded by pinnings.mu
 }
@@ -78,14 +78,14 @@ func (b *Backend) pinHost(p *pinned, readOnly bool) error {
 		hostmem.FaultIn(p.bytes, !readOnly, b.faultThreads)
 	}
 	var err error
-	p.pins, err = b.pinAll(p.bytes, 0)
+	p.pins, err = b.pinAll(p, 0)
 	if errors.Is(err, syscall.EFAULT) || errors.Is(err, syscall.EPERM) ||
 		errors.Is(err, syscall.EACCES) {
 		if !readOnly {
 			return err
 		}
 		p.readOnly = true // the program has mapped the pages without write permission
-		p.pins, err = b.pinAll(p.bytes, verbs.ReadOnly)
+		p.pins, err = b.pinAll(p, verbs.ReadOnly)
 	}
 	return b.explainPin(err, p.size)
 }
@@ -126,7 +126,7 @@ func (t *pinnings) unuse(p *pinned) error {
 	return hostmem.CloseDMABuf(p.dmabuf)
 }
 
-func closePins(pins []pin) error {
+func closePins(pins []verbs.Pin) error {
 	var errs []error
 	for _, p := range pins {
 		if p != nil {
@@ -137,10 +137,11 @@ func closePins(pins []pin) error {
 }
 
 // pinAll pins a range on all rails in parallel, because large ranges take long.
-func (b *Backend) pinAll(mem []byte, flags uint32) ([]pin, error) {
-	pins := make([]pin, len(b.rails))
+func (b *Backend) pinAll(p *pinned, flags uint32) ([]verbs.Pin, error) {
+	pins := make([]verbs.Pin, len(b.rails))
+	memory := verbs.Range{Addr: p.base, Len: p.size, FD: -1}
 	err := b.onRails(func(r *rail) (err error) {
-		pins[r.index], err = b.net.pin(r.index, mem, flags|b.pinFlags())
+		pins[r.index], err = b.net.Pin(r.index, memory, flags|b.pinFlags())
 		return err
 	})
 	if err != nil {
@@ -215,12 +216,12 @@ func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
 	if p.dmabuf, err = hostmem.DupDMABuf(d); err != nil {
 		return err
 	}
-	p.pins, p.refusals = make([]pin, len(b.rails)), make([]error, len(b.rails))
+	p.pins, p.refusals = make([]verbs.Pin, len(b.rails)), make([]error, len(b.rails))
 	_ = b.onRails(func(r *rail) error { // always nil: the errors go to p.refusals
 		p.pins[r.index], p.refusals[r.index] = b.pinDeviceOn(r, p)
 		return nil
 	})
-	if slices.ContainsFunc(p.pins, func(on pin) bool { return on != nil }) {
+	if slices.ContainsFunc(p.pins, func(on verbs.Pin) bool { return on != nil }) {
 		return nil
 	}
 	return errors.Join(b.refused(p), hostmem.CloseDMABuf(p.dmabuf))
@@ -228,8 +229,8 @@ func (b *Backend) pinDevice(p *pinned, d *driver.DMABuf) (err error) {
 
 // pinDeviceOn pins device memory on one rail. It tries the dma-buf first, since that needs no
 // extra kernel module, and then the address, which needs nvidia_peermem.
-func (b *Backend) pinDeviceOn(r *rail, p *pinned) (on pin, err error) {
-	memory := verbs.Device{Addr: p.base, Len: p.size, FD: -1}
+func (b *Backend) pinDeviceOn(r *rail, p *pinned) (on verbs.Pin, err error) {
+	memory := verbs.Range{Addr: p.base, Len: p.size, FD: -1}
 	switch {
 	case p.dmabuf == nil:
 		err = errors.New("the Segment has no dma-buf")
@@ -237,7 +238,7 @@ func (b *Backend) pinDeviceOn(r *rail, p *pinned) (on pin, err error) {
 		err = errors.New("its driver, or libibverbs, takes no dma-buf")
 	default:
 		memory.FD, memory.Offset = p.dmabuf.FD, p.dmabuf.Offset
-		if on, err = b.net.pinDevice(r.index, memory, b.pinFlags()); err == nil {
+		if on, err = b.net.Pin(r.index, memory, b.pinFlags()); err == nil {
 			return on, nil
 		}
 		err = fmt.Errorf("dma-buf: %w", err)
@@ -246,7 +247,7 @@ func (b *Backend) pinDeviceOn(r *rail, p *pinned) (on pin, err error) {
 		return nil, fmt.Errorf("%w, and nvidia_peermem is not loaded", err)
 	}
 	memory.FD, memory.Offset = -1, 0
-	on, e := b.net.pinDevice(r.index, memory, b.pinFlags())
+	on, e := b.net.Pin(r.index, memory, b.pinFlags())
 	if e != nil {
 		return nil, fmt.Errorf("%w, and nvidia_peermem: %w", err, e)
 	}

@@ -172,18 +172,18 @@ func (b *Backend) checkPorts() {
 // hostWatch measures how long a peer's host has acknowledged nothing while a call or a batch waits
 // for the peer. If only the process is stopped or gets no CPU, its kernel still acknowledges.
 type hostWatch struct {
-	ch    *channel
-	host  session.SilenceWatch
-	asked time.Time // when the last ping was sent
+	ch       *channel
+	host     session.SilenceWatch
+	pingSent time.Time // zero: none was sent
 }
 
 // silentFor returns how long the host has acknowledged nothing. It sends a ping if there is nothing
 // to acknowledge. now is the time of a Stopwatch.
 func (q *hostWatch) silentFor(now time.Time) time.Duration {
 	out := q.ch.outbound()
-	if !out.Pending && now.Sub(q.asked) >= q.ch.cfg.Failure/2 {
-		q.asked = now
-		q.ch.send(ping{})
+	if !out.Pending && now.Sub(q.pingSent) >= q.ch.cfg.Failure/2 {
+		q.pingSent = now
+		q.ch.send(ping)
 	}
 	return q.host.Look(out, now.UnixNano(), false)
 }
@@ -200,10 +200,10 @@ func (b *Backend) pulse() {
 			return
 		}
 		now := b.cfg.clock.Now()
-		stood := now-last > int64(b.cfg.Failure)*3/2
+		wasStopped := now-last > int64(b.cfg.Failure)*3/2
 		last = now
 		for _, c := range b.channels() {
-			silent := c.idle.Look(c.outbound(), now, stood)
+			silent := c.idle.Look(c.outbound(), now, wasStopped)
 			if silent >= session.IdleFailures*b.cfg.Failure {
 				c.close(session.HostLost(silent))
 			}
@@ -230,8 +230,8 @@ func (b *Backend) roomForAnswers() {
 	b.wake()
 }
 
-// answers queues the answers of owners until Receive.
-type answers struct {
+// answerQueue holds the answers of owners until Receive.
+type answerQueue struct {
 	room atomic.Bool // an Answer of this program that returned ErrFull may succeed now
 
 	waiting atomic.Int64 // length of list, read without the lock
@@ -245,7 +245,7 @@ type answered struct {
 }
 
 // add queues an answer. It returns false if the owner exceeds answersMax.
-func (a *answers) add(p *peer, data []byte) bool {
+func (a *answerQueue) add(p *peer, data []byte) bool {
 	a.mu.Lock()
 	p.answersIn++
 	fits := p.answersIn-p.answersOut <= answersMax
@@ -261,12 +261,12 @@ func (a *answers) add(p *peer, data []byte) bool {
 }
 
 // ready reports whether there is an answer, or, once, that there is room again.
-func (a *answers) ready() bool {
+func (a *answerQueue) ready() bool {
 	return a.room.Load() && a.room.Swap(false) || a.waiting.Load() > 0
 }
 
 // receive moves answers to msgs, and tells the owners how many the program has taken.
-func (a *answers) receive(msgs []driver.Message) int {
+func (a *answerQueue) receive(msgs []driver.Message) int {
 	if a.waiting.Load() == 0 {
 		return 0
 	}
@@ -286,7 +286,7 @@ func (a *answers) receive(msgs []driver.Message) int {
 }
 
 // forget drops the answers of a connection that the program has closed.
-func (a *answers) forget(p *peer) {
+func (a *answerQueue) forget(p *peer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	n := len(a.list)

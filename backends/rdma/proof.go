@@ -99,11 +99,11 @@ func (m *memory) free() error {
 	if m.gone.Load() {
 		return nil
 	}
-	if m.shown {
+	if m.mapped {
 		if err := m.b.net.Unmap(m.key); err != nil {
 			return fmt.Errorf("revoke memory: %w", err)
 		}
-		m.shown = false
+		m.mapped = false
 	}
 	if err := m.unpin(); err != nil {
 		return fmt.Errorf("revoke memory: %w", err)

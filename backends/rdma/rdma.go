@@ -97,7 +97,7 @@ type Backend struct {
 	pinnings  pinnings
 	addresses addresses
 	words     session.LastWords[*inbound] // connections whose end Receive has still to report
-	answers   answers
+	answers   answerQueue
 	lobby     *session.Lobby // connections in the handshake
 	tasks     session.Tasks  // inbound connections, and calls that continue in the background
 	attending sync.WaitGroup // accept, attend and pulse

@@ -244,7 +244,7 @@ func TestFaultsByChance(t *testing.T) {
 			for i := range s.near.rails {
 				counted, err := s.near.net.Counters(i)
 				require.NoError(t, err)
-				again, failures = again+counted.Again, failures+counted.Failures
+				again, failures = again+counted.Reposted, failures+counted.Failures
 			}
 			for i := range 4 { // these are so by construction
 				require.Zero(t, f.Device(i).Get("overruns"), "completions without a place")

@@ -3,9 +3,6 @@
 package rdma
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
@@ -111,244 +108,133 @@ type answersTaken struct{ count uint64 }
 // bye ends a connection. abandoned: Connect failed, so the initiator's program never used it.
 type bye struct{ abandoned bool }
 
-type (
-	farewell struct{}
-	quit     struct{}
-	ping     struct{}
-	pong     struct{}
+// signal is a message without a body; it is its kind.
+type signal byte
+
+const (
+	farewell signal = kindFarewell
+	quit     signal = kindQuit
+	ping     signal = kindPing
+	pong     signal = kindPong
 )
 
-func (*hello) kind() byte         { return kindHello }
-func (*welcome) kind() byte       { return kindWelcome }
-func (*importRequest) kind() byte { return kindImport }
-func (*importAnswer) kind() byte  { return kindImported }
-func (*expired) kind() byte       { return kindExpired }
-func (*pairRequest) kind() byte   { return kindPair }
-func (*pairReply) kind() byte     { return kindPairReply }
-func (*broken) kind() byte        { return kindBroken }
-func (*answer) kind() byte        { return kindAnswer }
-func (*answersTaken) kind() byte  { return kindAnswersTaken }
-func (*bye) kind() byte           { return kindBye }
-func (farewell) kind() byte       { return kindFarewell }
-func (quit) kind() byte           { return kindQuit }
-func (ping) kind() byte           { return kindPing }
-func (pong) kind() byte           { return kindPong }
+func (*hello) Kind() byte         { return kindHello }
+func (*welcome) Kind() byte       { return kindWelcome }
+func (*importRequest) Kind() byte { return kindImport }
+func (*importAnswer) Kind() byte  { return kindImported }
+func (*expired) Kind() byte       { return kindExpired }
+func (*pairRequest) Kind() byte   { return kindPair }
+func (*pairReply) Kind() byte     { return kindPairReply }
+func (*broken) Kind() byte        { return kindBroken }
+func (*answer) Kind() byte        { return kindAnswer }
+func (*answersTaken) Kind() byte  { return kindAnswersTaken }
+func (*bye) Kind() byte           { return kindBye }
 
-func (m *hello) fields(c *codec) {
-	c.raw(m.to[:])
-	c.data(&m.from)
-	list(c, &m.pairs, verbs.PairsMax, func(o *pairOffer) {
-		c.uint8(&o.rail)
-		c.end(&o.end)
+func (s signal) Kind() byte { return byte(s) }
+
+func (signal) Fields(*session.Codec) {}
+
+func (m *hello) Fields(c *session.Codec) {
+	c.Raw(m.to[:])
+	c.Data(&m.from)
+	session.CodecList(c, &m.pairs, verbs.PairsMax, func(o *pairOffer) {
+		c.Uint8(&o.rail)
+		endFields(c, &o.end)
 	})
 }
 
-func (m *welcome) fields(c *codec) {
-	c.uint8((*uint8)(&m.status))
-	list(c, &m.pairs, verbs.PairsMax, c.answer)
+func (m *welcome) Fields(c *session.Codec) {
+	c.Uint8((*uint8)(&m.status))
+	session.CodecList(c, &m.pairs, verbs.PairsMax, func(a *pairAnswer) { a.fields(c) })
 }
 
-func (m *importRequest) fields(c *codec) {
-	c.uint32(&m.id)
-	c.uint32(&m.key)
-	c.uint64(&m.epoch)
-	c.raw(m.secret[:])
+func (m *importRequest) Fields(c *session.Codec) {
+	c.Uint32(&m.id)
+	c.Uint32(&m.key)
+	c.Uint64(&m.epoch)
+	c.Raw(m.secret[:])
 }
 
-func (m *importAnswer) fields(c *codec) {
-	c.uint32(&m.id)
-	c.uint8((*uint8)(&m.status))
-	c.flag(&m.readOnly)
-	c.uint64(&m.base)
-	c.uint64(&m.size)
-	list(c, &m.keys, verbs.PairsMax, c.uint32)
+func (m *importAnswer) Fields(c *session.Codec) {
+	c.Uint32(&m.id)
+	c.Uint8((*uint8)(&m.status))
+	c.Flag(&m.readOnly)
+	c.Uint64(&m.base)
+	c.Uint64(&m.size)
+	session.CodecList(c, &m.keys, verbs.PairsMax, c.Uint32)
 }
 
-func (m *expired) fields(c *codec) {
-	c.uint32(&m.key)
-	c.uint64(&m.epoch)
+func (m *expired) Fields(c *session.Codec) {
+	c.Uint32(&m.key)
+	c.Uint64(&m.epoch)
 }
 
-func (m *pairRequest) fields(c *codec) {
-	c.uint8(&m.pair)
-	c.uint32(&m.attempt)
-	c.answer(&m.pairAnswer)
+func (m *pairRequest) Fields(c *session.Codec) {
+	c.Uint8(&m.pair)
+	c.Uint32(&m.attempt)
+	m.pairAnswer.fields(c)
 }
 
-func (m *pairReply) fields(c *codec) {
-	c.uint8(&m.pair)
-	c.uint32(&m.attempt)
-	c.uint64(&m.seen)
-	c.answer(&m.pairAnswer)
+func (m *pairReply) Fields(c *session.Codec) {
+	c.Uint8(&m.pair)
+	c.Uint32(&m.attempt)
+	c.Uint64(&m.seen)
+	m.pairAnswer.fields(c)
 }
 
-func (m *broken) fields(c *codec)       { c.uint8(&m.pair) }
-func (m *answer) fields(c *codec)       { c.data(&m.data) }
-func (m *answersTaken) fields(c *codec) { c.uint64(&m.count) }
-func (m *bye) fields(c *codec)          { c.flag(&m.abandoned) }
-func (farewell) fields(*codec)          {}
-func (quit) fields(*codec)              {}
-func (ping) fields(*codec)              {}
-func (pong) fields(*codec)              {}
+func (m *broken) Fields(c *session.Codec)       { c.Uint8(&m.pair) }
+func (m *answer) Fields(c *session.Codec)       { c.Data(&m.data) }
+func (m *answersTaken) Fields(c *session.Codec) { c.Uint64(&m.count) }
+func (m *bye) Fields(c *session.Codec)          { c.Flag(&m.abandoned) }
 
-// message is a control message. fields encodes or decodes its fields in their order on the wire.
-type message interface {
-	kind() byte
-	fields(c *codec)
+func endFields(c *session.Codec, e *verbs.End) {
+	c.Uint32(&e.QueuePair)
+	c.Uint32(&e.Packet)
+	c.Uint16(&e.LID)
+	c.Uint8(&e.MTU)
+	c.Uint8(&e.Reads)
+	c.Uint8(&e.LinkLayer)
+	c.Raw(e.GID[:])
 }
 
-// codec encodes or decodes the fields of control messages and addresses. Numbers are little-endian;
-// data of variable length follows its length.
-type codec struct {
-	in  *session.MessageReader // nil: the codec encodes to out
-	out []byte
-}
-
-func (c *codec) raw(b []byte) {
-	if c.in == nil {
-		c.out = append(c.out, b...)
-	} else {
-		copy(b, c.in.Bytes(len(b)))
-	}
-}
-
-func (c *codec) uint8(v *uint8) {
-	if c.in == nil {
-		c.out = append(c.out, *v)
-	} else {
-		*v = c.in.Uint8()
-	}
-}
-
-func (c *codec) uint16(v *uint16) {
-	if c.in == nil {
-		c.out = binary.LittleEndian.AppendUint16(c.out, *v)
-	} else {
-		*v = c.in.Uint16()
-	}
-}
-
-func (c *codec) uint32(v *uint32) {
-	if c.in == nil {
-		c.out = binary.LittleEndian.AppendUint32(c.out, *v)
-	} else {
-		*v = c.in.Uint32()
-	}
-}
-
-func (c *codec) uint64(v *uint64) {
-	if c.in == nil {
-		c.out = binary.LittleEndian.AppendUint64(c.out, *v)
-	} else {
-		*v = c.in.Uint64()
-	}
-}
-
-func (c *codec) flag(v *bool) {
-	if c.in == nil {
-		c.out = append(c.out, session.FlagByte(*v))
-	} else {
-		*v = c.in.Flag()
-	}
-}
-
-func (c *codec) data(v *[]byte) {
-	n := uint16(len(*v))
-	c.uint16(&n)
-	if c.in != nil {
-		*v = make([]byte, min(int(n), c.in.Rest()))
-		if len(*v) < int(n) {
-			c.in.Fail()
-		}
-	}
-	c.raw(*v)
-}
-
-// list encodes or decodes a list of at most most elements.
-func list[T any](c *codec, v *[]T, most int, each func(*T)) {
-	n := uint8(len(*v))
-	c.uint8(&n)
-	if c.in != nil && int(n) > most {
-		c.in.Fail()
-		return
-	}
-	if c.in != nil && n > 0 {
-		*v = make([]T, n)
-	}
-	for i := range *v {
-		each(&(*v)[i])
-	}
-}
-
-func (c *codec) end(e *verbs.End) {
-	c.uint32(&e.QueuePair)
-	c.uint32(&e.Packet)
-	c.uint16(&e.LID)
-	c.uint8(&e.MTU)
-	c.uint8(&e.Reads)
-	c.uint8(&e.LinkLayer)
-	c.raw(e.GID[:])
-}
-
-func (c *codec) answer(a *pairAnswer) {
-	c.flag(&a.there)
+func (a *pairAnswer) fields(c *session.Codec) {
+	c.Flag(&a.there)
 	if a.there {
-		c.end(&a.end)
+		endFields(c, &a.end)
 	}
 }
 
 // appendMessage appends an encoded message.
-func appendMessage(b []byte, m message) []byte {
-	c := codec{out: append(b, controlVersion, m.kind())}
-	m.fields(&c)
-	return c.out
+func appendMessage(b []byte, m session.Message) []byte {
+	return session.AppendMessage(b, controlVersion, m)
 }
 
 // decodeControl decodes a message, and refuses a malformed one. It keeps no reference to b.
-func decodeControl(b []byte) (message, error) {
-	if len(b) < controlHead || len(b) > controlMax {
-		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), driver.ErrCorrupt)
-	}
-	if b[0] != controlVersion {
-		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release "+
-			"on both sides: %w",
-			b[0], controlVersion, driver.ErrVersion)
-	}
-	var m message
-	r := session.ReadMessage(b[controlHead:])
-	if int(b[1]) < len(messages) && messages[b[1]] != nil {
-		m = messages[b[1]]()
-		m.fields(&codec{in: &r})
-	}
-	if m == nil || !r.Done() {
-		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b),
-			driver.ErrCorrupt)
-	}
-	return m, nil
+func decodeControl(b []byte) (session.Message, error) {
+	return session.DecodeMessage(b, controlVersion, controlMax, messages[:])
 }
 
 // messages returns an empty message of each kind.
-var messages = [...]func() message{
-	kindHello:        func() message { return &hello{} },
-	kindWelcome:      func() message { return &welcome{} },
-	kindImport:       func() message { return &importRequest{} },
-	kindImported:     func() message { return &importAnswer{} },
-	kindExpired:      func() message { return &expired{} },
-	kindPair:         func() message { return &pairRequest{} },
-	kindPairReply:    func() message { return &pairReply{} },
-	kindBroken:       func() message { return &broken{} },
-	kindBye:          func() message { return &bye{} },
-	kindFarewell:     func() message { return farewell{} },
-	kindQuit:         func() message { return quit{} },
-	kindPing:         func() message { return ping{} },
-	kindPong:         func() message { return pong{} },
-	kindAnswer:       func() message { return &answer{} },
-	kindAnswersTaken: func() message { return &answersTaken{} },
+var messages = [...]func() session.Message{
+	kindHello:        func() session.Message { return &hello{} },
+	kindWelcome:      func() session.Message { return &welcome{} },
+	kindImport:       func() session.Message { return &importRequest{} },
+	kindImported:     func() session.Message { return &importAnswer{} },
+	kindExpired:      func() session.Message { return &expired{} },
+	kindPair:         func() session.Message { return &pairRequest{} },
+	kindPairReply:    func() session.Message { return &pairReply{} },
+	kindBroken:       func() session.Message { return &broken{} },
+	kindBye:          func() session.Message { return &bye{} },
+	kindFarewell:     func() session.Message { return farewell },
+	kindQuit:         func() session.Message { return quit },
+	kindPing:         func() session.Message { return ping },
+	kindPong:         func() session.Message { return pong },
+	kindAnswer:       func() session.Message { return &answer{} },
+	kindAnswersTaken: func() session.Message { return &answersTaken{} },
 }
 
 // address is the content of Addr: the backend's identity, where its control listens, and its rails,
-// which an initiator matches with its own. An encoded address ends with a digest, which detects
-// truncation and damage, but not forgery.
+// which an initiator matches with its own.
 type address struct {
 	owner   session.Owner
 	host    [8]byte // equal on the same host
@@ -367,29 +253,27 @@ type railAddress struct {
 }
 
 const (
-	addressMark  = "rdma3" // with the version of everything that passes between backends
-	addressCheck = 8
-	controlsMax  = 16
-	notifsLimit  = 1 << 15
+	addressMark = "rdma3" // see session.EncodeAddress
+	controlsMax = 16
+	notifsLimit = 1 << 15
 )
 
-// fields encodes or decodes the part between the mark and the digest.
-func (a *address) fields(c *codec) {
-	c.raw(a.owner[:])
-	c.raw(a.host[:])
-	c.uint32(&a.process)
-	c.uint32(&a.notifs)
-	list(c, &a.control, controlsMax, func(at *netip.AddrPort) {
+func (a *address) fields(c *session.Codec) {
+	c.Raw(a.owner[:])
+	c.Raw(a.host[:])
+	c.Uint32(&a.process)
+	c.Uint32(&a.notifs)
+	session.CodecList(c, &a.control, controlsMax, func(at *netip.AddrPort) {
 		ip, port := at.Addr().As16(), at.Port()
-		c.raw(ip[:])
-		c.uint16(&port)
+		c.Raw(ip[:])
+		c.Uint16(&port)
 		*at = netip.AddrPortFrom(netip.AddrFrom16(ip).Unmap(), port)
 	})
-	list(c, &a.rails, railsMax, func(r *railAddress) {
-		c.raw(r.gid[:])
-		c.uint8(&r.bits)
-		c.flag(&r.ethernet)
-		c.uint32(&r.rate)
+	session.CodecList(c, &a.rails, railsMax, func(r *railAddress) {
+		c.Raw(r.gid[:])
+		c.Uint8(&r.bits)
+		c.Flag(&r.ethernet)
+		c.Uint32(&r.rate)
 	})
 }
 
@@ -403,35 +287,18 @@ func (a *address) sound() bool {
 // encode fails only if the address does not fit into driver.AddrMax; no real machine has so many
 // rails.
 func (a *address) encode() ([]byte, error) {
-	c := codec{out: []byte(addressMark)}
-	a.fields(&c)
-	sum := sha256.Sum256(c.out)
-	b := append(c.out, sum[:addressCheck]...)
-	if len(b) > driver.AddrMax || len(a.control) > controlsMax || len(a.rails) > railsMax {
-		return nil, fmt.Errorf("address of %d bytes, at most %d: name fewer of Config.Devices: %w",
-			len(b), driver.AddrMax, driver.ErrBounds)
+	const cure = "name fewer of Config.Devices"
+	if len(a.control) > controlsMax || len(a.rails) > railsMax {
+		return nil, fmt.Errorf("address of %d rails: %s: %w", len(a.rails), cure, driver.ErrBounds)
 	}
-	return b, nil
+	return session.EncodeAddress(addressMark, cure, a.fields)
 }
 
 func decodeAddress(b []byte) (a address, err error) {
-	if !bytes.HasPrefix(b, []byte(addressMark[:4])) {
-		return a, fmt.Errorf("%d bytes that are no rdma address: %w", len(b), driver.ErrCorrupt)
+	if err := session.DecodeAddress(b, addressMark, a.fields); err != nil {
+		return address{}, err
 	}
-	if !bytes.HasPrefix(b, []byte(addressMark)) {
-		return a, fmt.Errorf("rdma address of another version: use the same release on "+
-			"both sides: %w", driver.ErrVersion)
-	}
-	if len(b) < len(addressMark)+addressCheck || len(b) > driver.AddrMax {
-		return a, fmt.Errorf("rdma address of %d bytes: %w", len(b), driver.ErrCorrupt)
-	}
-	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
-	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
-		return a, fmt.Errorf("rdma address is damaged: %w", driver.ErrCorrupt)
-	}
-	r := session.ReadMessage(body[len(addressMark):])
-	a.fields(&codec{in: &r})
-	if !r.Done() || !a.sound() {
+	if !a.sound() {
 		return address{}, fmt.Errorf("rdma address: %w", driver.ErrCorrupt)
 	}
 	return a, nil

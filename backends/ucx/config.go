@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluicehq/sluice/csrc/ring"
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
@@ -68,7 +69,6 @@ type Config struct {
 const (
 	messageMax = 4 << 10 // 4 KiB: a notification names blocks, it does not carry them
 	descsMax   = 4096
-	runsMax    = 64 << 10
 	workersMax = 16
 	graceMin   = 20 * time.Millisecond
 	graceMax   = 10 * time.Second // also of what a peer says that its Grace is
@@ -145,7 +145,7 @@ func (c *Config) caps() driver.Caps {
 	pairs[driver.DRAM] = driver.KindsOf(driver.DRAM)
 	return driver.Caps{
 		Name: "ucx", Reach: driver.Network, Pairs: pairs,
-		DescsMax: descsMax, RunsMax: runsMax, MessageMax: messageMax,
+		DescsMax: descsMax, RunsMax: ring.RunsMax, MessageMax: messageMax,
 		Cost: driver.Cost{Setup: 2 * time.Microsecond, PerPiece: 100 * time.Nanosecond, Rate: 5e9},
 	}
 }

@@ -123,11 +123,12 @@ func TestNonsense(t *testing.T) {
 		&importAnswer{id: 1003}, &welcome{conn: 12},
 	) {
 		for conn := range uint64(4) {
-			contextOf(p.far).push(ucp.Control{Conn: conn, Data: m.encode()[:len(m.encode())-1]})
+			b := encodeControl(m)
+			contextOf(p.far).push(ucp.Control{Conn: conn, Data: b[:len(b)-1]})
 			if _, isBye := m.(*bye); !isBye || conn == 0 {
-				contextOf(p.far).push(ucp.Control{Conn: conn, Data: m.encode()})
+				contextOf(p.far).push(ucp.Control{Conn: conn, Data: encodeControl(m)})
 			}
-			contextOf(p.near).push(ucp.Control{Conn: conn, Data: m.encode()})
+			contextOf(p.near).push(ucp.Control{Conn: conn, Data: encodeControl(m)})
 		}
 	}
 	p.share(t)

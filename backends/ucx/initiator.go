@@ -99,7 +99,7 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 	// returns.
 	h := hello{conn: p.link.ID(), worker: uint8(worker), to: owner.owner,
 		grace: uint64(b.cfg.Grace), from: b.addr}
-	hello := h.encode()
+	hello := encodeControl(&h)
 	err = p.link.Control(hello)
 	for pause := pauseMin; err == nil; pause = min(2*pause, pauseMax) {
 		again := time.NewTimer(pause)
@@ -114,7 +114,7 @@ func (b *Backend) connect(ctx context.Context, addr []byte) (*peer, error) {
 			}
 			if pause > pauseMin { // it refused one hello, and may yet accept a later one
 				m := bye{conn: p.link.ID(), from: b.address.owner, abandoned: true}
-				_ = p.link.Control(m.encode())
+				_ = p.link.Control(encodeControl(&m))
 			}
 		case <-p.lostCh:
 			err = driver.ErrPeerLost
@@ -259,7 +259,7 @@ func (p *peer) Import(tok []byte) (key uint32, size uint64, err error) {
 		p.mu.Unlock()
 	}()
 	q := importRequest{id: id, key: t.Key, epoch: t.Epoch, secret: t.Secret}
-	if err := p.link.Control(q.encode()); err != nil {
+	if err := p.link.Control(encodeControl(&q)); err != nil {
 		return 0, 0, err
 	}
 	timer := time.NewTimer(p.b.cfg.importMax)
@@ -314,8 +314,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	if err := b.Check(can); err != nil {
 		return err
 	}
-	if len(b.Descs) > descsMax || len(b.Notify) > messageMax || b.Pattern != nil &&
-		tooMany(b.Pattern) {
+	if len(b.Descs) > descsMax || len(b.Notify) > messageMax {
 		return driver.ErrBounds
 	}
 	if err := p.enter(); err != nil {
@@ -323,18 +322,6 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	}
 	defer p.calls.Exit()
 	return p.link.Submit(tag, b)
-}
-
-// tooMany reports whether a pattern has more than runsMax runs.
-func tooMany(p *driver.Pattern) bool {
-	runs := uint64(max(p.Count, 0))
-	for i := range p.Loops {
-		if runs > runsMax {
-			break
-		}
-		runs *= uint64(p.Loops[i].N)
-	}
-	return runs > runsMax
 }
 
 // Cancel implements driver.Peer.
@@ -369,7 +356,7 @@ func (p *peer) Close() error {
 			// Say bye. The owner ends its end and tells our C so, which calls onLost: this proves
 			// that nothing of ours lands any more.
 			m := bye{conn: p.link.ID(), from: p.b.address.owner, abandoned: p.abandoned.Load()}
-			if p.link.Control(m.encode()) == nil {
+			if p.link.Control(encodeControl(&m)) == nil {
 				timer := time.NewTimer(grace)
 				select {
 				case <-p.lostCh:

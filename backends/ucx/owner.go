@@ -109,7 +109,7 @@ func (c *inbound) accept() {
 		w := welcome{conn: link.ID(), status: session.StatusOf(c.refusal),
 			grace: uint64(c.b.cfg.Grace)}
 		c.welcomed, c.ended = c.refusal == nil, c.refusal != nil
-		useless = link.Control(w.encode()) != nil || c.ended
+		useless = link.Control(encodeControl(&w)) != nil || c.ended
 	}
 	c.mu.Unlock()
 	if useless {
@@ -125,7 +125,8 @@ func (c *inbound) onMessage(message any) {
 		if mem := c.b.table.At(m.key); mem != nil {
 			a = mem.answer(m)
 		}
-		c.withLink(func(l link) { _ = l.Control(a.encode()) }) // a peer that is lost needs none
+		// A peer that is lost needs no answer.
+		c.withLink(func(l link) { _ = l.Control(encodeControl(&a)) })
 	case *bye: // the program is told, unless the peer's program never had this connection
 		c.end(!m.abandoned)
 	}

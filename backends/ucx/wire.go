@@ -3,9 +3,6 @@
 package ucx
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"net"
@@ -21,10 +18,7 @@ import (
 // of the initiator, which said hello, and that of the owner of the memory. All
 // messages of one end to the other arrive in the order of sending, data and
 // notifications among them.
-const (
-	controlVersion = 5
-	controlHead    = 2
-)
+const controlVersion = 5
 
 const (
 	kindHello    = 1 + iota // initiator: its identity, and which end of it this is
@@ -70,93 +64,77 @@ type importAnswer struct {
 	ticket   uint64
 }
 
-func begin(kind byte) []byte { return append(make([]byte, 0, 64), controlVersion, kind) }
+func (*hello) Kind() byte         { return kindHello }
+func (*welcome) Kind() byte       { return kindWelcome }
+func (*bye) Kind() byte           { return kindBye }
+func (*importRequest) Kind() byte { return kindImport }
+func (*importAnswer) Kind() byte  { return kindImported }
 
-func (m *hello) encode() []byte {
-	b := binary.LittleEndian.AppendUint64(begin(kindHello), m.conn)
-	b = append(append(b, m.worker), m.to[:]...)
-	b = binary.LittleEndian.AppendUint64(b, m.grace)
-	return append(b, m.from...)
+// messages returns an empty message of each kind.
+var messages = []func() session.Message{
+	kindHello:    func() session.Message { return &hello{} },
+	kindWelcome:  func() session.Message { return &welcome{} },
+	kindBye:      func() session.Message { return &bye{} },
+	kindImport:   func() session.Message { return &importRequest{} },
+	kindImported: func() session.Message { return &importAnswer{} },
 }
 
-func (m *welcome) encode() []byte {
-	b := binary.LittleEndian.AppendUint64(begin(kindWelcome), m.conn)
-	return binary.LittleEndian.AppendUint64(append(b, byte(m.status)), m.grace)
+func (m *hello) Fields(c *session.Codec) {
+	c.Uint64(&m.conn)
+	c.Uint8(&m.worker)
+	c.Raw(m.to[:])
+	graceField(c, &m.grace)
+	c.Rest(&m.from)
 }
 
-func (m *bye) encode() []byte {
-	b := binary.LittleEndian.AppendUint64(begin(kindBye), m.conn)
-	b = append(b, m.from[:]...)
-	return append(b, session.FlagByte(m.abandoned))
+func (m *welcome) Fields(c *session.Codec) {
+	c.Uint64(&m.conn)
+	c.Uint8((*uint8)(&m.status))
+	graceField(c, &m.grace)
 }
 
-func (m *importRequest) encode() []byte {
-	b := binary.LittleEndian.AppendUint32(begin(kindImport), m.id)
-	b = binary.LittleEndian.AppendUint32(b, m.key)
-	b = binary.LittleEndian.AppendUint64(b, m.epoch)
-	return append(b, m.secret[:]...)
-}
-
-func (m *importAnswer) encode() []byte {
-	b := binary.LittleEndian.AppendUint32(begin(kindImported), m.id)
-	b = append(b, byte(m.status), session.FlagByte(m.readOnly))
-	b = binary.LittleEndian.AppendUint64(b, m.size)
-	return binary.LittleEndian.AppendUint64(b, m.ticket)
-}
-
-// decodeControl reads what a peer sent, which may be anything. Nothing of b is
-// kept.
-func decodeControl(b []byte) (any, error) {
-	if len(b) < controlHead || len(b) > ucp.ControlMax {
-		return nil, fmt.Errorf("control message of %d bytes: %w", len(b), driver.ErrCorrupt)
+// graceField bounds the Grace of a peer.
+func graceField(c *session.Codec, grace *uint64) {
+	c.Uint64(grace)
+	if c.Decodes() {
+		*grace = min(*grace, uint64(graceMax))
 	}
-	if b[0] != controlVersion {
-		return nil, fmt.Errorf("control message of version %d, ours is %d: use the same release "+
-			"on both sides: %w",
-			b[0], controlVersion, driver.ErrVersion)
-	}
-	r := session.ReadMessage(b[controlHead:])
-	m := decodeBody(b[1], &r)
-	if m == nil || !r.Done() {
-		return nil, fmt.Errorf("control message of kind %d, %d bytes: %w", b[1], len(b),
-			driver.ErrCorrupt)
-	}
-	return m, nil
 }
 
-// decodeBody reads the body of a kind; nil: there is no such kind.
-func decodeBody(kind byte, r *session.MessageReader) any {
-	switch kind {
-	case kindHello:
-		m := &hello{conn: r.Uint64(), worker: r.Uint8()}
-		copy(m.to[:], r.Bytes(8))
-		m.grace = min(r.Uint64(), uint64(graceMax))
-		m.from = append([]byte(nil), r.Bytes(r.Rest())...)
-		return m
-	case kindWelcome:
-		return &welcome{conn: r.Uint64(), status: session.Status(r.Uint8()),
-			grace: min(r.Uint64(), uint64(graceMax))}
-	case kindBye:
-		m := &bye{conn: r.Uint64()}
-		copy(m.from[:], r.Bytes(8))
-		m.abandoned = r.Flag()
-		return m
-	case kindImport:
-		m := &importRequest{id: r.Uint32(), key: r.Uint32(), epoch: r.Uint64()}
-		copy(m.secret[:], r.Bytes(16))
-		return m
-	case kindImported:
-		return &importAnswer{id: r.Uint32(), status: session.Status(r.Uint8()), readOnly: r.Flag(),
-			size: r.Uint64(), ticket: r.Uint64()}
-	}
-	return nil
+func (m *bye) Fields(c *session.Codec) {
+	c.Uint64(&m.conn)
+	c.Raw(m.from[:])
+	c.Flag(&m.abandoned)
 }
 
-// address is what Addr says: which backend this is, which process it lives in, and
-// the addresses of its workers. UCX reads a worker's address without knowing its
-// length, so one that is cut or altered must not reach it: a digest closes the
-// whole. Against an address made up on purpose, digest and all, it is no
-// protection; programs that exchange addresses trust each other so far.
+func (m *importRequest) Fields(c *session.Codec) {
+	c.Uint32(&m.id)
+	c.Uint32(&m.key)
+	c.Uint64(&m.epoch)
+	c.Raw(m.secret[:])
+}
+
+func (m *importAnswer) Fields(c *session.Codec) {
+	c.Uint32(&m.id)
+	c.Uint8((*uint8)(&m.status))
+	c.Flag(&m.readOnly)
+	c.Uint64(&m.size)
+	c.Uint64(&m.ticket)
+}
+
+func encodeControl(m session.Message) []byte {
+	return session.AppendMessage(nil, controlVersion, m)
+}
+
+// decodeControl decodes a message, and refuses a malformed one. It keeps no reference to b.
+func decodeControl(b []byte) (session.Message, error) {
+	return session.DecodeMessage(b, controlVersion, ucp.ControlMax, messages)
+}
+
+// address is the content of Addr: the backend's identity, its process, and the addresses of its
+// workers. UCX reads a worker's address without knowing its length, so one that is cut or altered
+// must not reach it: the digest of session.EncodeAddress detects that. It does not detect forgery;
+// programs that exchange addresses trust each other so far.
 type address struct {
 	owner   session.Owner
 	host    [8]byte // equal where processes can share memory and see each other's ids
@@ -165,86 +143,49 @@ type address struct {
 	hosts   []netip.Addr // that our host has in networks
 }
 
-const (
-	addressMark  = "ucx7" // with the version of everything that passes between backends
-	addressHead  = len(addressMark) + 8 + 8 + 4
-	addressCheck = 8
-)
+// addressMark is that of session.EncodeAddress.
+const addressMark = "ucx7"
 
-// encode refuses what does not fit in driver.AddrMax: that happens with many
-// workers, or many devices.
+func (a *address) fields(c *session.Codec) {
+	c.Raw(a.owner[:])
+	c.Raw(a.host[:])
+	c.Uint32(&a.pid)
+	session.CodecList(c, &a.workers, workersMax, func(w *[]byte) {
+		c.Data(w)
+		if len(*w) == 0 {
+			c.Fail()
+		}
+	})
+	session.CodecList(c, &a.hosts, hostsMax, func(h *netip.Addr) {
+		ip := h.AsSlice()
+		n := uint8(len(ip))
+		c.Uint8(&n)
+		if c.Decodes() {
+			ip = make([]byte, n)
+		}
+		c.Raw(ip)
+		known, ok := netip.AddrFromSlice(ip)
+		if *h = known; !ok {
+			c.Fail()
+		}
+	})
+}
+
+// encode fails if the address does not fit into driver.AddrMax: that happens with many workers, or
+// many devices.
 func (a *address) encode() ([]byte, error) {
-	b := append([]byte(addressMark), a.owner[:]...)
-	b = append(b, a.host[:]...)
-	b = binary.LittleEndian.AppendUint32(b, a.pid)
-	b = append(b, byte(len(a.workers)))
-	for _, w := range a.workers {
-		b = binary.LittleEndian.AppendUint16(b, uint16(len(w)))
-		b = append(b, w...)
-	}
-	b = append(b, byte(len(a.hosts)))
-	for _, h := range a.hosts {
-		b = append(append(b, byte(h.BitLen()/8)), h.AsSlice()...)
-	}
-	sum := sha256.Sum256(b)
-	b = append(b, sum[:addressCheck]...)
-	if len(b) > driver.AddrMax {
-		return nil, fmt.Errorf("address of %d bytes, at most %d: lower Config.Workers, or name "+
-			"fewer of Config.Devices or Transports: %w",
-			len(b), driver.AddrMax, driver.ErrBounds)
-	}
-	return b, nil
+	return session.EncodeAddress(addressMark, "lower Config.Workers, or name fewer of "+
+		"Config.Devices or Transports", a.fields)
 }
 
 func decodeAddress(b []byte) (a address, err error) {
-	if !bytes.HasPrefix(b, []byte(addressMark[:3])) {
-		return a, fmt.Errorf("%d bytes that are no ucx address: %w", len(b), driver.ErrCorrupt)
+	if err := session.DecodeAddress(b, addressMark, a.fields); err != nil {
+		return address{}, err
 	}
-	if !bytes.HasPrefix(b, []byte(addressMark)) {
-		return a, fmt.Errorf("ucx address of another version: use the same release on "+
-			"both sides: %w", driver.ErrVersion)
-	}
-	if len(b) < addressHead+2+addressCheck || len(b) > driver.AddrMax {
-		return a, fmt.Errorf("ucx address of %d bytes: %w", len(b), driver.ErrCorrupt)
-	}
-	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
-	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
-		return a, fmt.Errorf("ucx address is damaged: %w", driver.ErrCorrupt)
-	}
-	r := session.ReadMessage(body[len(addressMark):])
-	copy(a.owner[:], r.Bytes(8))
-	copy(a.host[:], r.Bytes(8))
-	a.pid = r.Uint32()
-	a.workers = readList(&r, workersMax, func() ([]byte, bool) {
-		w := bytes.Clone(r.Bytes(int(r.Uint16())))
-		return w, len(w) > 0
-	})
-	a.hosts = readList(&r, hostsMax, func() (netip.Addr, bool) {
-		return netip.AddrFromSlice(r.Bytes(int(r.Uint8())))
-	})
-	if !r.Done() || len(a.workers) == 0 {
-		return a, fmt.Errorf("ucx address: %w", driver.ErrCorrupt)
+	if len(a.workers) == 0 {
+		return address{}, fmt.Errorf("ucx address: %w", driver.ErrCorrupt)
 	}
 	return a, nil
-}
-
-// readList reads a list of at most so many, each by one, which says whether it can be.
-func readList[T any](r *session.MessageReader, most int, one func() (T, bool)) (list []T) {
-	n := int(r.Uint8())
-	if n > most {
-		r.Fail()
-	}
-	for range n {
-		x, ok := one()
-		if !ok {
-			r.Fail()
-		}
-		if r.Failed() {
-			return nil
-		}
-		list = append(list, x)
-	}
-	return list
 }
 
 const hostsMax = 8

@@ -294,40 +294,15 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *spec,
 }
 
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *notif, size_t notif_len)
+		      size_t count, const struct sl_pages *p, const struct sl_nest *nest,
+		      const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
+		      size_t notif_len)
 {
-	struct sl_ucx_batch spec = {.tag = tag,
-				    .write = write,
-				    .pieces = {.descs = d, .count = (uint32_t)count}};
+	struct sl_ucx_batch spec = {.tag = tag, .write = write};
 	const struct tail tail = {notif, notif_len};
 	int64_t rc;
 
-	if (count > SL_PIECES_MAX || notif_len > SL_UCX_NOTIF_MAX)
-		return ERANGE;
-	sl_ucx_lock(n->worker);
-	rc = submit(n, &spec, &tail);
-	sl_ucx_unlock(n->worker);
-	return rc;
-}
-
-int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
-			    const struct sl_pages *p, const struct sl_nest *nest,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			    size_t notif_len)
-{
-	struct sl_ucx_batch spec = {.tag = tag,
-				    .write = write,
-				    .pieces = {.pages = *p,
-					       .nest = nest,
-					       .runs = nest ? nest->runs : 1,
-					       .local_index = local,
-					       .remote_index = remote,
-					       .count =
-						   (uint32_t)(p->count * (nest ? nest->runs : 1))}};
-	const struct tail tail = {notif, notif_len};
-	int64_t rc;
-
-	if (!(nest ? sl_nest_sound(p, nest, local, remote) : sl_pages_sound(p, local, remote)) ||
+	if (!sl_pieces_init(&spec.pieces, d, count, p, nest, local, remote) ||
 	    notif_len > SL_UCX_NOTIF_MAX)
 		return ERANGE;
 	sl_ucx_lock(n->worker);

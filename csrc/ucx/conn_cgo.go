@@ -7,8 +7,6 @@ package ucx
 /*
 #cgo noescape sl_ucx_submit
 #cgo nocallback sl_ucx_submit
-#cgo noescape sl_ucx_submit_pages
-#cgo nocallback sl_ucx_submit_pages
 #include <errno.h>
 #include <stdlib.h>
 #include "ucx.h"
@@ -16,11 +14,11 @@ package ucx
 import "C"
 
 import (
-	"math"
 	"runtime"
 	"time"
 	"unsafe"
 
+	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
 
@@ -86,6 +84,12 @@ func (n *Conn) Import(m Import) (slot uint32, err error) {
 // Drop forgets an import; batches under way keep it. Unknown slots are ignored.
 func (n *Conn) Drop(slot uint32) { C.sl_ucx_drop(n.c, C.uint32_t(slot)) }
 
+// The layouts that package ring has of C's are those of C.
+var (
+	_ [C.sizeof_struct_sl_pages]byte = [unsafe.Sizeof(ring.Pages{})]byte{}
+	_ [C.sizeof_struct_sl_nest]byte  = [unsafe.Sizeof(ring.Nest{})]byte{}
+)
+
 // Submit starts a batch that Batch.Check permits in one crossing, under the rules of driver.Peer.
 func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 	var msg *byte
@@ -93,84 +97,39 @@ func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
 	if b.Tail == driver.NotifyTail {
 		msg, size = bytesAt(b.Notify), len(b.Notify)
 	}
-	var rc C.int64_t
 	write := C.int(0)
 	if b.Op == driver.Write {
 		write = 1
 	}
+	var pages *C.struct_sl_pages
+	var nest *C.struct_sl_nest
+	var local, remote *C.uint32_t
 	if p := b.Pattern; p != nil {
-		form, ok := patternForm(p)
+		form, ok := ring.PagesOf(p)
 		if !ok {
 			return driver.ErrBounds
 		}
-		var nest *C.struct_sl_nest
+		pages = (*C.struct_sl_pages)(unsafe.Pointer(&form))
 		if !p.Plain() {
-			n := nestForm(p)
-			nest = &n
+			rest := ring.NestOf(p)
+			nest = (*C.struct_sl_nest)(unsafe.Pointer(&rest))
 		}
-		rc = C.sl_ucx_submit_pages(n.c, write, C.uint64_t(tag), &form, nest,
-			(*C.uint32_t)(unsafe.SliceData(p.Local.List)),
-			(*C.uint32_t)(unsafe.SliceData(p.Remote.List)), (*C.uint8_t)(msg), C.size_t(size))
-	} else {
-		// Bytes are typed: cgo would look through all that lies around them for pointers.
-		rc = C.sl_ucx_submit(n.c, write, C.uint64_t(tag),
-			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
-			(*C.uint8_t)(msg), C.size_t(size))
+		local = (*C.uint32_t)(unsafe.SliceData(p.Local.List))
+		remote = (*C.uint32_t)(unsafe.SliceData(p.Remote.List))
 	}
+	// Bytes are typed: cgo would look through all that lies around them for pointers.
+	rc := C.sl_ucx_submit(n.c, write, C.uint64_t(tag),
+		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
+		pages, nest, local, remote, (*C.uint8_t)(msg), C.size_t(size))
 	if rc == 0 {
 		return nil
 	}
-	return refusal(int64(rc))
-}
-
-// patternForm is a pattern without its lists. It reports false where these do not have the
-// length that C takes them to have. C looks at the rest.
-func patternForm(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
-	form = C.struct_sl_pages{
-		count: C.uint64_t(p.Count), entry: C.uint64_t(p.Run),
-		local_base: C.uint64_t(p.Local.Base), remote_base: C.uint64_t(p.Remote.Base),
-		local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
-		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
-	}
-	fits := p.Count > 0 && listFits(&p.Local, p.Count) && listFits(&p.Remote, p.Count) &&
-		len(p.Loops) <= driver.LoopsMax
-	return form, fits && (!p.Plain() || p.Local.First == 0 && p.Remote.First == 0)
-}
-
-// nestForm is what a pattern has that is not plain, with at most driver.LoopsMax loops.
-func nestForm(p *driver.Pattern) C.struct_sl_nest {
-	nest := C.struct_sl_nest{
-		loops:       C.uint32_t(len(p.Loops)),
-		local_first: C.uint32_t(p.Local.First), local_per: C.uint32_t(p.Local.Per),
-		local_step:   C.uint64_t(p.Local.Step),
-		remote_first: C.uint32_t(p.Remote.First), remote_per: C.uint32_t(p.Remote.Per),
-		remote_step: C.uint64_t(p.Remote.Step),
-	}
-	runs := uint64(1)
-	for i, l := range p.Loops {
-		nest.loop[i] = C.struct_sl_loop{n: C.uint32_t(l.N), local: C.uint64_t(l.Local),
-			remote: C.uint64_t(l.Remote)}
-		runs = min(runs*uint64(l.N), math.MaxUint32) // too many for C
-	}
-	nest.runs = C.uint32_t(runs)
-	return nest
-}
-
-// listFits reports whether a list has a number for each slot.
-func listFits(s *driver.Side, count int) bool {
-	slots := uint64(count)
-	if s.Per > 1 {
-		slots = (uint64(s.First) + slots + uint64(s.Per) - 1) / uint64(s.Per)
-	}
-	return s.List == nil || uint64(len(s.List)) == slots
+	return ring.Refusal(int64(rc), errnoError("submit", int64(rc)&0xffff))
 }
 
 // Notify sends a notification without a batch. driver.ErrFull: there is no room now.
 func (n *Conn) Notify(msg []byte) error {
 	rc := C.sl_ucx_notify(n.c, (*C.uint8_t)(bytesAt(msg)), C.size_t(len(msg)))
-	if rc == 0 {
-		return nil
-	}
 	return errnoError("notify", int64(-rc))
 }
 
@@ -183,16 +142,6 @@ func bytesAt(msg []byte) *byte {
 		return &noBytes[0]
 	}
 	return unsafe.SliceData(msg)
-}
-
-// refusal makes an error of what submit returns.
-func refusal(rc int64) error {
-	switch err := errnoError("submit", rc&0xffff); err {
-	case driver.ErrBounds, driver.ErrReadOnly:
-		return &driver.PieceError{Piece: int(rc >> 16), Err: err}
-	default:
-		return err
-	}
 }
 
 // Cancel asks for the end of a batch that is not over. Unknown tags are ignored.

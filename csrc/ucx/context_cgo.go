@@ -262,17 +262,11 @@ func (c *Context) Revoke(key uint32, limit time.Duration) error {
 }
 
 func errnoError(what string, errno int64) error {
-	switch e := syscall.Errno(errno); e {
-	case syscall.EAGAIN:
-		return driver.ErrFull
-	case syscall.ERANGE:
-		return driver.ErrBounds
-	case syscall.EROFS:
-		return driver.ErrReadOnly
-	case syscall.EPIPE:
-		return driver.ErrPeerLost
-	case syscall.EBADF:
-		return driver.ErrClosed
+	e := syscall.Errno(errno)
+	if err, known := ring.ErrnoErrors[e]; known {
+		return err
+	}
+	switch e {
 	case syscall.ETIMEDOUT:
 		return fmt.Errorf("%s over UCX: a peer does not answer: %w", what, driver.ErrTimeout)
 	case syscall.EHOSTUNREACH:

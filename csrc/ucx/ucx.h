@@ -121,17 +121,15 @@ int sl_ucx_import(struct sl_ucx_conn *n, uint32_t key, uint64_t size, uint64_t t
 void sl_ucx_drop(struct sl_ucx_conn *n, uint32_t slot);
 
 /*
- * Starts a batch, or nothing of it. Returns 0, or an errno in the low 16 bits and the piece above
+ * Starts a batch of count descriptors or, where p is not NULL, of a pattern with its lists (see
+ * sluice.h): all of it or nothing. Returns 0, or an errno in the low 16 bits and the piece above
  * them. EAGAIN: no room for the batch or the notification; ERANGE: an unknown key, or beyond its
  * memory; EROFS: a write to read-only memory; EPIPE: lost; EBADF: ended. notif NULL: none.
  */
 int64_t sl_ucx_submit(struct sl_ucx_conn *n, int write, uint64_t tag, const struct sl_desc *d,
-		      size_t count, const uint8_t *notif, size_t notif_len);
-
-int64_t sl_ucx_submit_pages(struct sl_ucx_conn *n, int write, uint64_t tag,
-			    const struct sl_pages *p, const struct sl_nest *nest,
-			    const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
-			    size_t notif_len);
+		      size_t count, const struct sl_pages *p, const struct sl_nest *nest,
+		      const uint32_t *local, const uint32_t *remote, const uint8_t *notif,
+		      size_t notif_len);
 
 /* Sends a notification without a batch. -EAGAIN: no room now; -EPIPE: lost; -EBADF: ended. */
 int sl_ucx_notify(struct sl_ucx_conn *n, const uint8_t *data, size_t len);

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Our end of a connection: how it is made, drained, ended and freed. */
+/*
+ * This process's end of a connection, an initiator's or an owner's: made (connect), drained of what
+ * is under way (drain), ended with an outcome for all batches (end), and freed (disconnect). Its
+ * queue pairs are in make.c, pair.c and end.c.
+ */
 #define _GNU_SOURCE
 #include "pair.h"
 
@@ -7,8 +11,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* The bytes of a frame: the head and the largest message. */
-#define SLIP (sizeof(struct sl_verbs_head) + SL_VERBS_NOTIF_MAX)
+/* Bytes of the largest frame. */
+#define FRAME_MAX (sizeof(struct sl_verbs_head) + SL_VERBS_NOTIF_MAX)
 
 /*
  * Allocates the frames of outgoing messages: for an initiator as many as may be unacknowledged,
@@ -17,20 +21,21 @@
 static int make_frames(struct sl_verbs_conn *n)
 {
 	uint32_t len = n->initiator ? n->window : 1;
-	size_t each = n->initiator ? SLIP : sizeof(struct sl_verbs_head);
-	void *slab;
+	size_t each = n->initiator ? FRAME_MAX : sizeof(struct sl_verbs_head);
+	void *memory;
 
-	n->slab_size = (len * each + 4095) & ~(size_t)4095;
-	slab = mmap(NULL, n->slab_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (slab == MAP_FAILED)
+	n->frame_memory_size = (len * each + 4095) & ~(size_t)4095;
+	memory = mmap(NULL, n->frame_memory_size, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED)
 		return -ENOMEM;
-	n->slab = slab;
+	n->frame_memory = memory;
 	n->frames = calloc(len, sizeof(n->frames[0]));
 	if (!n->frames)
 		return -ENOMEM;
 	for (uint32_t i = len; i > 0; i--) {
-		n->frames[i - 1] =
-		    (struct sl_verbs_frame){.next = n->free_frames, .at = n->slab + (i - 1) * each};
+		n->frames[i - 1] = (struct sl_verbs_frame){.next = n->free_frames,
+							   .at = n->frame_memory + (i - 1) * each};
 		n->free_frames = &n->frames[i - 1];
 	}
 	return 0;
@@ -42,11 +47,11 @@ static void free_conn(struct sl_verbs_conn *n)
 		free(n->imports[i]);
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++)
 		free(n->pairs[i]);
-	if (n->slab)
-		munmap(n->slab, n->slab_size);
+	if (n->frame_memory)
+		munmap(n->frame_memory, n->frame_memory_size);
 	free(n->imports);
 	free(n->frames);
-	pthread_mutex_destroy(&n->setup);
+	pthread_mutex_destroy(&n->setup_lock);
 	free(n);
 }
 
@@ -63,7 +68,7 @@ void sl_verbs_free_conns(struct sl_verbs_context *c)
 	}
 }
 
-static struct sl_verbs_conn *make(struct sl_verbs_context *c, int initiator, uint32_t credit)
+static struct sl_verbs_conn *new_conn(struct sl_verbs_context *c, int initiator, uint32_t credit)
 {
 	struct sl_verbs_conn *n = calloc(1, sizeof(*n));
 	uint32_t notifs = c->config.notifs;
@@ -73,8 +78,8 @@ static struct sl_verbs_conn *make(struct sl_verbs_context *c, int initiator, uin
 	n->context = c;
 	n->initiator = initiator;
 	n->window = credit && credit < notifs ? credit : notifs;
-	n->live.prev = n->live.next = n->head = &n->live;
-	pthread_mutex_init(&n->setup, NULL);
+	n->batches.prev = n->batches.next = n->first_unposted = &n->batches;
+	pthread_mutex_init(&n->setup_lock, NULL);
 	if (make_frames(n) == 0)
 		return n;
 	free_conn(n);
@@ -84,12 +89,12 @@ static struct sl_verbs_conn *make(struct sl_verbs_context *c, int initiator, uin
 int sl_verbs_connect(struct sl_verbs_context *c, int initiator, uint32_t credit,
 		     struct sl_verbs_conn **out)
 {
-	struct sl_verbs_conn *n = make(c, initiator, credit), *head = &c->traffic->conns;
+	struct sl_verbs_conn *n = new_conn(c, initiator, credit), *head = &c->traffic->conns;
 	int rc;
 
 	if (!n)
 		return -ENOMEM;
-	sl_verbs_enter(c);
+	sl_verbs_lock(c);
 	rc = c->closed ? -EBADF : 0;
 	n->id = ++c->traffic->last_id;
 	if (rc == 0 && !initiator)
@@ -118,11 +123,11 @@ uint64_t sl_verbs_seen(struct sl_verbs_conn *n)
 	struct sl_verbs_context *c = n->context;
 	uint64_t seen;
 
-	sl_verbs_enter(c);
+	sl_verbs_lock(c);
 	/* Take all completions first: messages that arrived over any rail count. */
-	for (uint32_t i = 0; i < c->ports_len; i++)
-		if (c->ports[i]->pairs)
-			sl_verbs_take_receives(c->ports[i]);
+	for (uint32_t i = 0; i < c->rails_len; i++)
+		if (c->rails[i]->traffic)
+			sl_verbs_take_receives(c->rails[i]);
 	seen = n->seen;
 	sl_verbs_unlock(c);
 	return seen;
@@ -132,8 +137,8 @@ int sl_verbs_busy(struct sl_verbs_conn *n)
 {
 	int busy;
 
-	sl_verbs_enter(n->context);
-	busy = n->live.next != &n->live;
+	sl_verbs_lock(n->context);
+	busy = n->batches.next != &n->batches;
 	sl_verbs_unlock(n->context);
 	return busy;
 }
@@ -144,9 +149,9 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 	uint64_t deadline = sl_verbs_now() + grace_ns;
 	int rc = 0;
 
-	sl_verbs_enter(c);
+	sl_verbs_lock(c);
 	n->closed = 1;
-	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
+	for (struct sl_verbs_batch *b = n->batches.next, *next; b != &n->batches; b = next) {
 		next = b->next;
 		sl_verbs_cancel_batch(b, SL_VERBS_CLOSED);
 	}
@@ -154,17 +159,17 @@ int sl_verbs_drain(struct sl_verbs_conn *n, uint64_t grace_ns)
 	 * sl_verbs_step runs once more after the deadline: this process may have been stopped until
 	 * then, with completions waiting.
 	 */
-	for (sl_verbs_step(c); n->live.next != &n->live && rc == 0; sl_verbs_step(c))
+	for (sl_verbs_step(c); n->batches.next != &n->batches && rc == 0; sl_verbs_step(c))
 		rc = sl_verbs_wait(c, deadline);
-	if (n->live.next == &n->live)
+	if (n->batches.next == &n->batches)
 		rc = 0;
 	sl_verbs_unlock(c);
 	return rc;
 }
 
 /*
- * Sets the status of the batch of a write or a message that did not complete, whatever status it
- * had: the peer may still receive the request.
+ * The batch of a write or a message that did not complete ends as unproven, whatever status it had:
+ * the request may still land at the peer.
  */
 static void end_unproven(struct sl_verbs_record *r, int32_t status)
 {
@@ -176,33 +181,32 @@ static void end_unproven(struct sl_verbs_record *r, int32_t status)
 	b->piece = -1;
 }
 
-/* Ends all batches. The context's lock is held, and no queue pair is left. */
+/* Ends all batches. Under the lock; no queue pair is left. */
 static void end_batches(struct sl_verbs_conn *n, int32_t status)
 {
 	int32_t unproven =
 	    status == SL_VERBS_LOST ? SL_VERBS_LOST_UNPROVEN : SL_VERBS_CLOSED_UNPROVEN;
 
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS && !n->proved; i++)
-		for (struct sl_verbs_record *r =
-			 n->pairs[i] ? n->pairs[i]->unproved.first : NULL;
+		for (struct sl_verbs_record *r = n->pairs[i] ? n->pairs[i]->unproved.first : NULL;
 		     r; r = r->next)
 			end_unproven(r, unproven);
 	sl_verbs_drop_all_records(n);
-	sl_verbs_resolve_doubt(n, NULL);
-	for (struct sl_verbs_batch *b = n->live.next, *next; b != &n->live; b = next) {
+	sl_verbs_end_refusals(n, NULL);
+	for (struct sl_verbs_batch *b = n->batches.next, *next; b != &n->batches; b = next) {
 		next = b->next;
 		sl_verbs_give_up_batch(b, status, -1);
 	}
-	sl_verbs_unqueue_pump(n);
-	pthread_cond_broadcast(&n->context->news);
+	sl_verbs_unqueue_conn(n);
+	pthread_cond_broadcast(&n->context->changed);
 }
 
-static void forget_slab(struct sl_verbs_conn *n)
+static void deregister_frames(struct sl_verbs_conn *n)
 {
 	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++) {
-		if (n->slab_mr[i])
-			(void)sl_verbs.ibv_dereg_mr(n->slab_mr[i]);
-		n->slab_mr[i] = NULL;
+		if (n->frame_mrs[i])
+			(void)sl_verbs.ibv_dereg_mr(n->frame_mrs[i]);
+		n->frame_mrs[i] = NULL;
 	}
 }
 
@@ -211,8 +215,8 @@ int sl_verbs_end(struct sl_verbs_conn *n, int32_t status, int proved)
 	struct sl_verbs_context *c = n->context;
 	int first, one, rc = 0;
 
-	pthread_mutex_lock(&n->setup);
-	sl_verbs_enter(c);
+	pthread_mutex_lock(&n->setup_lock);
+	sl_verbs_lock(c);
 	first = !n->ended;
 	n->closed = 1;
 	if (!n->ending) {
@@ -222,17 +226,17 @@ int sl_verbs_end(struct sl_verbs_conn *n, int32_t status, int proved)
 	n->ending = 1;
 	sl_verbs_unlock(c);
 	for (uint32_t i = 0; first && i < SL_VERBS_PAIRS; i++) {
-		one = n->pairs[i] ? sl_verbs_finish_pair(n->pairs[i]) : 0;
+		one = n->pairs[i] ? sl_verbs_destroy_pair(n->pairs[i]) : 0;
 		rc = rc != 0 ? rc : one;
 	}
-	if (first && rc == 0) { /* no queue pair is left, so no write can land here any more */
-		sl_verbs_enter(c);
+	if (first && rc == 0) { /* no queue pair is left, so no read can land here */
+		sl_verbs_lock(c);
 		n->ended = 1;
 		end_batches(n, n->outcome);
 		sl_verbs_unlock(c);
-		forget_slab(n);
+		deregister_frames(n);
 	}
-	pthread_mutex_unlock(&n->setup);
+	pthread_mutex_unlock(&n->setup_lock);
 	return rc;
 }
 
@@ -243,10 +247,10 @@ int sl_verbs_disconnect(struct sl_verbs_conn *n)
 
 	if (rc != 0)
 		return rc;
-	sl_verbs_enter(c);
+	sl_verbs_lock(c);
 	n->prev->next = n->next;
 	n->next->prev = n->prev;
-	sl_verbs_leave_inbox(n);
+	sl_verbs_detach_inbox(n);
 	sl_verbs_unlock(c);
 	free_conn(n);
 	return 0;

@@ -7,8 +7,6 @@ package verbs
 /*
 #cgo noescape sl_verbs_submit
 #cgo nocallback sl_verbs_submit
-#cgo noescape sl_verbs_submit_pages
-#cgo nocallback sl_verbs_submit_pages
 #include <stdlib.h>
 #include "verbs.h"
 */
@@ -16,25 +14,25 @@ import "C"
 
 import (
 	"fmt"
-	"math"
 	"runtime"
 	"syscall"
 	"time"
 	"unsafe"
 
+	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Conn is our end of a connection. Its methods may be called by any goroutine, but
-// none after Close.
+// Conn is this process's end of a connection. Its methods may be called by any goroutine, but none
+// after Close.
 type Conn struct {
 	c       *C.struct_sl_verbs_conn
 	id      uint64
 	context *Context // which must outlive it
 }
 
-// Connect makes a connection without pairs. An initiator submits, an owner receives.
-// credit is how many messages the owner takes; 0: as many as we would.
+// Connect makes a connection without queue pairs. An initiator submits, an owner receives. credit
+// is how many messages the owner takes; 0: as many as Config.NotifyMax of this context.
 func (c *Context) Connect(initiator bool, credit int) (*Conn, error) {
 	defer runtime.KeepAlive(c)
 	n := &Conn{context: c}
@@ -45,12 +43,12 @@ func (c *Context) Connect(initiator bool, credit int) (*Conn, error) {
 	return n, nil
 }
 
-// ID names this end in News and Notif: never 0, and never used again. It may be
-// asked for after Close, too.
+// ID names this end in News and Notif. It is never 0, and never used again. It may be called after
+// Close, too.
 func (n *Conn) ID() uint64 { return n.id }
 
-// PairMake makes a queue pair over a rail, also in place of one that has failed. It does
-// not wait for the peer. ErrBusy: the queue pair is there.
+// PairMake makes a queue pair over a rail, also in place of one that has failed. It does not wait
+// for the peer. It returns driver.ErrBusy if the queue pair has not failed.
 func (n *Conn) PairMake(pair, rail int) (End, error) {
 	defer runtime.KeepAlive(n)
 	var e C.struct_sl_verbs_end
@@ -65,8 +63,9 @@ func (n *Conn) PairMake(pair, rail int) (End, error) {
 	return end, nil
 }
 
-// PairBegin connects a queue pair that was made to the peer's end of it. An initiator's is live,
-// and news, when the peer has answered. ErrBusy: what was under way when it failed is not settled.
+// PairBegin connects a queue pair that was made to the peer's end of it. An initiator's is live
+// when the peer's NIC has answered a request without bytes; that is News. It returns driver.ErrBusy
+// if the requests of the failed one before it are not settled.
 func (n *Conn) PairBegin(pair int, theirs End) error {
 	defer runtime.KeepAlive(n)
 	e := C.struct_sl_verbs_end{queue_pair: C.uint32_t(theirs.QueuePair),
@@ -80,16 +79,17 @@ func (n *Conn) PairBegin(pair int, theirs End) error {
 		&e)))
 }
 
-// PairEnd ends a queue pair: what came over it is received, nothing more will be. An initiator's
-// then waits to be settled. nil where there is none. driver.ErrUnproven: the NIC keeps the queue
-// pair, and bytes may still move over it; PairEnd may be called again.
+// PairEnd ends a queue pair. All messages that came over it are received then. An initiator's waits
+// to be settled. It returns nil where there is none, and driver.ErrUnproven if the NIC keeps the
+// queue pair: bytes may still move over it, and PairEnd may be called again.
 func (n *Conn) PairEnd(pair int) error {
 	defer runtime.KeepAlive(n)
 	return endError(int64(C.sl_verbs_pair_end(n.c, C.uint32_t(pair))))
 }
 
-// PairSettle says, of an initiator's queue pair that has failed or was ended, that its other end is
-// gone and had seen so many messages: what that does not prove done is posted again.
+// PairSettle says, of an initiator's queue pair that has failed or was ended, that the owner has
+// destroyed its end and had seen so many messages. Requests that this does not prove done are
+// posted again.
 func (n *Conn) PairSettle(pair int, seen uint64) error {
 	defer runtime.KeepAlive(n)
 	return errnoError("settle a queue pair", -int64(C.sl_verbs_pair_settle(n.c, C.uint32_t(pair),
@@ -124,105 +124,60 @@ func (n *Conn) Drop(slot uint32) {
 	C.sl_verbs_drop(n.c, C.uint32_t(slot))
 }
 
-// Expire says that the epoch of an import is over: no more of it is posted, and batches that
-// need it end with ErrRevoked. Unknown slots are ignored.
+// Expire says that the epoch of an import has ended: no more requests for it are posted, and
+// batches that need it end with driver.ErrRevoked. Unknown slots are ignored.
 func (n *Conn) Expire(slot uint32) {
 	defer runtime.KeepAlive(n)
 	C.sl_verbs_expire(n.c, C.uint32_t(slot))
 }
 
-// Submit starts a batch in one crossing, under the rules of driver.Peer. It takes nothing
-// durable.
+// The layouts that package ring has of C's are those of C.
+var (
+	_ [C.sizeof_struct_sl_pages]byte = [unsafe.Sizeof(ring.Pages{})]byte{}
+	_ [C.sizeof_struct_sl_nest]byte  = [unsafe.Sizeof(ring.Nest{})]byte{}
+)
+
+// Submit starts a batch in one crossing, under the rules of driver.Peer. The batch is not Durable.
 func (n *Conn) Submit(tag uint64, b *driver.Batch) error {
-	var data *byte // of the notification; nil: there is none
+	var msg *byte // nil: no notification
 	if b.Tail == driver.NotifyTail {
-		data = &noBytes
+		msg = &noBytes
 		if len(b.Notify) > 0 {
-			data = unsafe.SliceData(b.Notify)
+			msg = unsafe.SliceData(b.Notify)
 		}
 	}
-	n.context.keepBack()
-	var rc C.int64_t
+	var pages *C.struct_sl_pages
+	var nest *C.struct_sl_nest
+	var local, remote *C.uint32_t
 	if p := b.Pattern; p != nil {
-		form, ok := patternForm(p)
+		form, ok := ring.PagesOf(p)
 		if !ok {
 			return driver.ErrBounds
 		}
-		if p.Plain() {
-			rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, nil,
-				(*C.uint32_t)(unsafe.SliceData(p.Local.List)),
-				(*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
-				(*C.uint8_t)(data), C.size_t(len(b.Notify)))
-		} else {
-			nest := nestOf(p)
-			rc = C.sl_verbs_submit_pages(n.c, toRemote(b.Op), C.uint64_t(tag), &form, &nest,
-				(*C.uint32_t)(unsafe.SliceData(p.Local.List)),
-				(*C.uint32_t)(unsafe.SliceData(p.Remote.List)),
-				(*C.uint8_t)(data), C.size_t(len(b.Notify)))
+		pages = (*C.struct_sl_pages)(unsafe.Pointer(&form))
+		if !p.Plain() {
+			rest := ring.NestOf(p)
+			nest = (*C.struct_sl_nest)(unsafe.Pointer(&rest))
 		}
-	} else {
-		// Bytes are typed: cgo would look through all that lies around them for pointers.
-		rc = C.sl_verbs_submit(n.c, toRemote(b.Op), C.uint64_t(tag),
-			(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
-			(*C.uint8_t)(data), C.size_t(len(b.Notify)))
+		local = (*C.uint32_t)(unsafe.SliceData(p.Local.List))
+		remote = (*C.uint32_t)(unsafe.SliceData(p.Remote.List))
 	}
+	n.context.noteCaller()
+	// Bytes are typed: cgo would look through all that lies around them for pointers.
+	rc := C.sl_verbs_submit(n.c, cBool(b.Op == driver.Write), C.uint64_t(tag),
+		(*C.struct_sl_desc)(unsafe.Pointer(unsafe.SliceData(b.Descs))), C.size_t(len(b.Descs)),
+		pages, nest, local, remote, (*C.uint8_t)(msg), C.size_t(len(b.Notify)))
 	runtime.KeepAlive(n)
 	if rc == 0 {
 		return nil
 	}
-	return refusalError(int64(rc))
-}
-
-func toRemote(op driver.Op) C.int {
-	return cBool(op == driver.Write)
+	return ring.Refusal(int64(rc), errnoError("submit", int64(rc)&0xffff))
 }
 
 // noBytes stands for the bytes of a notification that has none.
 var noBytes byte
 
-// patternForm is a pattern without its lists. It reports false where these do not have the
-// length that C takes them to have. C looks at the rest.
-func patternForm(p *driver.Pattern) (form C.struct_sl_pages, ok bool) {
-	form = C.struct_sl_pages{
-		count: C.uint64_t(p.Count), entry: C.uint64_t(p.Run),
-		local_base: C.uint64_t(p.Local.Base), remote_base: C.uint64_t(p.Remote.Base),
-		local_stride: C.uint64_t(p.Local.Stride), remote_stride: C.uint64_t(p.Remote.Stride),
-		local_key: C.uint32_t(p.LocalKey), remote_key: C.uint32_t(p.RemoteKey),
-	}
-	fits := p.Count > 0 && listFits(&p.Local, p.Count) && listFits(&p.Remote, p.Count) &&
-		len(p.Loops) <= driver.LoopsMax
-	return form, fits && (!p.Plain() || p.Local.First == 0 && p.Remote.First == 0)
-}
-
-// nestOf is what a pattern has that is not plain, with at most driver.LoopsMax loops.
-func nestOf(p *driver.Pattern) C.struct_sl_nest {
-	nest := C.struct_sl_nest{
-		loops:       C.uint32_t(len(p.Loops)),
-		local_first: C.uint32_t(p.Local.First), remote_first: C.uint32_t(p.Remote.First),
-		local_per: C.uint32_t(p.Local.Per), remote_per: C.uint32_t(p.Remote.Per),
-		local_step: C.uint64_t(p.Local.Step), remote_step: C.uint64_t(p.Remote.Step),
-	}
-	runs := uint64(1)
-	for i, l := range p.Loops {
-		nest.loop[i] = C.struct_sl_loop{
-			n: C.uint32_t(l.N), local: C.uint64_t(l.Local), remote: C.uint64_t(l.Remote),
-		}
-		runs = min(runs*uint64(l.N), math.MaxUint32) // too many for C
-	}
-	nest.runs = C.uint32_t(runs)
-	return nest
-}
-
-// listFits reports whether a list has a number for each slot.
-func listFits(s *driver.Side, count int) bool {
-	slots := uint64(count)
-	if s.Per > 1 {
-		slots = (uint64(s.First) + slots + uint64(s.Per) - 1) / uint64(s.Per)
-	}
-	return s.List == nil || uint64(len(s.List)) == slots
-}
-
-// Cancel asks for the end of a batch that is not over. Unknown tags are ignored.
+// Cancel ends a batch as soon as its posted requests have ended. Unknown tags are ignored.
 func (n *Conn) Cancel(tag uint64) {
 	defer runtime.KeepAlive(n)
 	C.sl_verbs_cancel(n.c, C.uint64_t(tag))
@@ -234,30 +189,30 @@ func (n *Conn) Busy() bool {
 	return C.sl_verbs_busy(n.c) != 0
 }
 
-// Drain ends what was not posted, with ErrClosed, refuses what is new, and waits for the
-// rest. ErrTimeout: after grace some is still under way.
+// Drain refuses new batches, ends those that are not all posted with driver.ErrClosed, and waits
+// for the others. It returns driver.ErrTimeout if some have not ended after grace.
 func (n *Conn) Drain(grace time.Duration) error {
 	defer runtime.KeepAlive(n)
 	return errnoError("wait for batches", -int64(C.sl_verbs_drain(n.c, C.uint64_t(max(grace, 0)))))
 }
 
-// End ends all queue pairs, then all batches with Closed or Lost. proved says that nothing that was
-// posted lands at the peer any more. Otherwise batches whose writes or messages did not come back
-// end with driver.ErrUnproven, too. It may be called twice: what the first call says holds.
-// driver.ErrUnproven: a NIC keeps a queue pair, so no batch has ended.
+// End ends all queue pairs, then all batches with Closed or Lost. proved says that no request that
+// was posted can land at the peer any more. Without it, batches with a write or a message that did
+// not complete end with driver.ErrUnproven, too. It may be called again: the arguments of the first
+// call hold. It returns driver.ErrUnproven if a NIC keeps a queue pair; then no batch has ended.
 func (n *Conn) End(status int32, proved bool) error {
 	defer runtime.KeepAlive(n)
 	return endError(int64(C.sl_verbs_end(n.c, C.int32_t(status), cBool(proved))))
 }
 
-// Close ends the connection and gives it back. No other call may run, nor follow once it has
+// Close ends the connection as Closed, and frees it. No other call may run, nor follow once it has
 // returned nil. Messages that were not received stay. The error is that of End.
 func (n *Conn) Close() error {
 	defer runtime.KeepAlive(n)
 	return endError(int64(C.sl_verbs_disconnect(n.c)))
 }
 
-// endError makes an error of what ending queue pairs has come to.
+// endError returns the error for the result of a C function that ends queue pairs.
 func endError(rc int64) error {
 	if rc == 0 || rc == -int64(syscall.ERANGE) {
 		return errnoError("end a queue pair", -rc)

@@ -9,8 +9,8 @@ package verbs
 #include <stdlib.h>
 #include "verbs.h"
 
-// Addresses of devices are none of this process, so Go has no pointers to them.
-static int pin_device(struct sl_verbs_context *c, uint32_t rail, uint64_t base, uint64_t len,
+// Memory is named by numbers, since Go has no pointers to that of a device.
+static int pin_range(struct sl_verbs_context *c, uint32_t rail, uint64_t base, uint64_t len,
 		      uint32_t flags, int fd, uint64_t offset, struct sl_verbs_pin **out)
 {
 	struct sl_verbs_dmabuf d = {.fd = fd, .offset = offset};
@@ -18,7 +18,7 @@ static int pin_device(struct sl_verbs_context *c, uint32_t rail, uint64_t base, 
 	return sl_verbs_pin(c, rail, (void *)(uintptr_t)base, len, flags, &d, out);
 }
 
-static int map_device(struct sl_verbs_context *c, uint32_t key, uint64_t base, uint64_t len,
+static int map_range(struct sl_verbs_context *c, uint32_t key, uint64_t base, uint64_t len,
 		      struct sl_verbs_pin *const *pins, uint32_t prefer)
 {
 	return sl_verbs_map(c, key, (void *)(uintptr_t)base, len, pins, prefer);
@@ -37,17 +37,17 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Context holds rails, memory on them, and connections, with a thread that takes
-// completions when no other does. All methods may be called by any goroutine at any
-// time, unless they say otherwise, and none but Poll, Arm and Receive after Close.
+// Context holds rails, memory on them, and connections, with a thread that takes completions when
+// no caller does. All methods may be called by any goroutine at any time, unless they say
+// otherwise; after Close, only Poll, Arm and Receive.
 type Context struct {
 	c      *C.struct_sl_verbs_context
 	ring   ring.Ring
 	closed bool        // by Close
-	driven atomic.Bool // since the last Arm
+	driven atomic.Bool // a caller has submitted or driven since the last Arm
 }
 
-// Open opens a context without rails, in the library that Load has opened.
+// Open opens a context without rails, over the library that Load has opened.
 func Open(cfg Config) (*Context, error) {
 	conf := C.struct_sl_verbs_config{
 		batches: C.uint32_t(cfg.BatchesMax), notifs: C.uint32_t(cfg.NotifyMax),
@@ -74,8 +74,8 @@ func Open(cfg Config) (*Context, error) {
 	return c, nil
 }
 
-// Close ends all connections, memory and rails. It may be called twice, but not at once.
-// driver.ErrUnproven: a NIC keeps a queue pair.
+// Close ends all connections, memory and rails. It may be called twice, but not concurrently. It
+// returns driver.ErrUnproven if a NIC keeps a queue pair.
 func (c *Context) Close() error {
 	if c.closed {
 		return nil
@@ -87,46 +87,44 @@ func (c *Context) Close() error {
 	return err
 }
 
-// Poll moves completions into done. It does not cross into C, and must not run
-// twice at once.
+// Poll moves completions into done. It does not cross into C. Calls must not be concurrent.
 func (c *Context) Poll(done []Done) int {
 	n := c.ring.Poll(done)
 	runtime.KeepAlive(c)
 	return n
 }
 
-// Drive takes completions in the caller, which looks for completions and messages without
-// pause: the thread stands back meanwhile. Arm ends that.
+// Drive takes completions in the caller, which polls for completions and messages without pause.
+// The thread stands back until Arm.
 func (c *Context) Drive() {
 	defer runtime.KeepAlive(c)
 	if c.ring.Armed.Load() != 0 {
-		return // about to sleep: the thread stays awake for it
+		return // the program is about to sleep, and the thread must take its completions
 	}
-	c.keepBack()
+	c.noteCaller()
 	C.sl_verbs_drive(c.c)
 }
 
-// keepBack says that the thread may stand back: Arm ends that.
-func (c *Context) keepBack() {
+// noteCaller notes a caller that submits or drives: the thread stands back for it, until Arm.
+func (c *Context) noteCaller() {
 	if !c.driven.Load() {
 		c.driven.Store(true)
 	}
 }
 
-// Arm asks for one write to WakeFD and reports whether something is there already.
+// Arm makes the next completion or message write to WakeFD, once, and reports whether there is one
+// already.
 func (c *Context) Arm() bool {
 	defer runtime.KeepAlive(c)
 	ready := c.ring.Arm()
-	// After that: a caller that makes the thread stand back from now on makes it see that a
-	// sleeper is there.
+	// After ring.Arm, so that a thread that stands back for a later caller sees the ring armed.
 	if c.driven.Load() && c.driven.Swap(false) {
-		C.sl_verbs_undrive(c.c)
+		C.sl_verbs_resume_thread(c.c)
 	}
 	return ready
 }
 
-// Receive returns the next message that a peer sent with its data. It must not run
-// twice at once.
+// Receive returns the next message of a peer, or false. Calls must not be concurrent.
 func (c *Context) Receive() (Notif, bool) {
 	defer runtime.KeepAlive(c)
 	if c.ring.Notifs.Load() == 0 {
@@ -137,7 +135,7 @@ func (c *Context) Receive() (Notif, bool) {
 	return notif, notif.Conn != 0
 }
 
-// News returns the next news, after ControlFD was written to. It must not run twice at once.
+// News returns the next piece of news, or false. Calls must not be concurrent.
 func (c *Context) News() (News, bool) {
 	defer runtime.KeepAlive(c)
 	var n C.struct_sl_verbs_news
@@ -148,8 +146,8 @@ func (c *Context) News() (News, bool) {
 		Status: int32(n.status)}, true
 }
 
-// OpenRail opens a port of a device and returns the number of the rail. What this machine
-// does not have is a *driver.UnavailableError.
+// OpenRail opens a port of a device and returns the number of the rail. The error is a
+// *driver.UnavailableError.
 func (c *Context) OpenRail(cfg RailConfig) (int, error) {
 	defer runtime.KeepAlive(c)
 	name := C.CString(cfg.Device)
@@ -175,7 +173,7 @@ func (c *Context) OpenRail(cfg RailConfig) (int, error) {
 // Rail says what a rail can do.
 func (c *Context) Rail(rail int) (Rail, error) {
 	defer runtime.KeepAlive(c)
-	var r C.struct_sl_verbs_rail
+	var r C.struct_sl_verbs_rail_info
 	if rc := C.sl_verbs_rail_info(c.c, C.uint32_t(rail), &r); rc != 0 {
 		return Rail{}, errnoError("look at a rail", int64(-rc))
 	}
@@ -198,46 +196,32 @@ func (c *Context) Counters(rail int) (Counters, error) {
 	}
 	return Counters{
 		BytesOut: uint64(n.bytes_out), BytesIn: uint64(n.bytes_in), Requests: uint64(n.requests),
-		Again: uint64(n.again), Failures: uint64(n.failures),
+		Reposted: uint64(n.reposted), Failures: uint64(n.failures),
 		InFlight: uint64(n.in_flight),
 	}, nil
 }
 
-// Pin is a range that a NIC knows for local use.
-type Pin struct {
+type pin struct {
 	context *Context
 
 	mu sync.Mutex
 	p  *C.struct_sl_verbs_pin // nil after Close
 }
 
-// Pin makes a range known to the NIC of a rail, which may take long: call it for several
-// rails at once. The range must stay where it is until Close.
-func (c *Context) Pin(rail int, mem []byte, flags uint32) (*Pin, error) {
+// Pin makes a range known to the NIC of a rail. It may take long: call it for several rails in
+// parallel. The range must stay allocated, at its address, until Close of the Pin.
+func (c *Context) Pin(rail int, r Range, flags uint32) (Pin, error) {
 	defer runtime.KeepAlive(c)
-	p := &Pin{context: c}
-	rc := C.sl_verbs_pin(c.c, C.uint32_t(rail), unsafe.Pointer(unsafe.SliceData(mem)),
-		C.uint64_t(len(mem)), C.uint32_t(flags), nil, &p.p)
+	p := &pin{context: c}
+	rc := C.pin_range(c.c, C.uint32_t(rail), C.uint64_t(r.Addr), C.uint64_t(r.Len),
+		C.uint32_t(flags), C.int(r.FD), C.uint64_t(r.Offset), &p.p)
 	if rc != 0 {
 		return nil, errnoError("register memory", int64(-rc))
 	}
 	return p, nil
 }
 
-// PinDevice is Pin of memory of a device, which must stay allocated until Close.
-func (c *Context) PinDevice(rail int, d Device, flags uint32) (*Pin, error) {
-	defer runtime.KeepAlive(c)
-	p := &Pin{context: c}
-	rc := C.pin_device(c.c, C.uint32_t(rail), C.uint64_t(d.Addr), C.uint64_t(d.Len),
-		C.uint32_t(flags), C.int(d.FD), C.uint64_t(d.Offset), &p.p)
-	if rc != 0 {
-		return nil, errnoError("register device memory", int64(-rc))
-	}
-	return p, nil
-}
-
-// Close makes the NIC forget the range. ErrBusy: a key still uses it. It is idempotent.
-func (p *Pin) Close() error {
+func (p *pin) Close() error {
 	defer runtime.KeepAlive(p.context)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -251,48 +235,29 @@ func (p *Pin) Close() error {
 	return nil
 }
 
-// Map makes memory known under a key, which must be free, with a pin for each rail
-// (nil: not reachable over it); prefer has a bit for each rail that suits it.
-func (c *Context) Map(key uint32, mem []byte, pins []*Pin, prefer uint32) error {
+// Map makes n bytes of memory at addr known under a key, which must be free. pins has a Pin around
+// them for each rail (nil: not reachable over it); prefer has a bit for each rail that suits it.
+func (c *Context) Map(key uint32, addr, n uint64, pins []Pin, prefer uint32) error {
 	defer runtime.KeepAlive(c)
 	if len(pins) > RailsMax {
 		return driver.ErrBounds
 	}
-	list := pinList(pins)
-	defer C.free(unsafe.Pointer(list))
-	rc := C.sl_verbs_map(c.c, C.uint32_t(key), unsafe.Pointer(unsafe.SliceData(mem)),
-		C.uint64_t(len(mem)), list, C.uint32_t(prefer))
-	return errnoError("map memory", -int64(rc))
-}
-
-// MapDevice is Map of n bytes at an address of a device, of which PinDevice made the pins.
-func (c *Context) MapDevice(key uint32, addr, n uint64, pins []*Pin, prefer uint32) error {
-	defer runtime.KeepAlive(c)
-	if len(pins) > RailsMax {
-		return driver.ErrBounds
-	}
-	list := pinList(pins)
-	defer C.free(unsafe.Pointer(list))
-	rc := C.map_device(c.c, C.uint32_t(key), C.uint64_t(addr), C.uint64_t(n), list,
-		C.uint32_t(prefer))
-	return errnoError("map device memory", -int64(rc))
-}
-
-// pinList is a list as C takes it, to be freed.
-func pinList(pins []*Pin) **C.struct_sl_verbs_pin {
 	list := (**C.struct_sl_verbs_pin)(C.calloc(RailsMax,
 		C.size_t(unsafe.Sizeof((*C.struct_sl_verbs_pin)(nil)))))
-	for i, p := range pins {
-		if p != nil {
+	defer C.free(unsafe.Pointer(list))
+	for i := range pins {
+		if p, there := pins[i].(*pin); there {
 			unsafe.Slice(list, RailsMax)[i] = p.p
 		}
 	}
-	return list
+	rc := C.map_range(c.c, C.uint32_t(key), C.uint64_t(addr), C.uint64_t(n), list,
+		C.uint32_t(prefer))
+	return errnoError("map memory", -int64(rc))
 }
 
-// Unmap ends a key, with its grants. Unknown keys are ignored. ErrBusy: a batch of ours works on
-// the memory. After an error, also where a NIC keeps a grant, the key stays, and Unmap may be
-// called again.
+// Unmap ends a key, with its grants. Unknown keys are ignored. It returns driver.ErrBusy if a batch
+// of this context uses the memory. After an error, also where a NIC keeps a grant, the key stays,
+// and Unmap may be called again.
 func (c *Context) Unmap(key uint32) error {
 	defer runtime.KeepAlive(c)
 	return errnoError("unmap memory", -int64(C.sl_verbs_unmap(c.c, C.uint32_t(key))))
@@ -300,7 +265,7 @@ func (c *Context) Unmap(key uint32) error {
 
 // Grant lets peers reach the memory over a rail, with the key that it returns and by addresses from
 // at on, until Revoke. at is as far within a page as the memory is. A NIC may give the same key to
-// the next grant: other addresses keep out what was sent before.
+// the next grant: only other addresses keep out old requests.
 func (c *Context) Grant(key uint32, rail int, at uint64, flags uint32) (remoteKey uint32,
 	err error) {
 	defer runtime.KeepAlive(c)
@@ -310,8 +275,8 @@ func (c *Context) Grant(key uint32, rail int, at uint64, flags uint32) (remoteKe
 	return uint32(k), errnoError("grant memory", -int64(rc))
 }
 
-// Revoke ends all grants of a key: when it returns nil, nothing that was begun with them
-// lands any more. Otherwise some queue pair of those that use it must be ended first.
+// Revoke ends all grants of a key. When it returns nil, no request with a remote key of them can
+// land. After an error, some queue pair of a peer that has such a key must be ended first.
 func (c *Context) Revoke(key uint32) error {
 	defer runtime.KeepAlive(c)
 	return errnoError("revoke memory", -int64(C.sl_verbs_revoke(c.c, C.uint32_t(key))))

@@ -55,7 +55,7 @@ type Rail struct {
 type Counters struct {
 	BytesOut, BytesIn uint64 // acknowledged bytes of writes and of reads
 	Requests          uint64 // work requests that were posted
-	Again             uint64 // requests posted once more after they failed on this rail
+	Reposted          uint64 // work requests posted once more after they failed on this rail
 	Failures          uint64 // queue pairs that failed
 	InFlight          uint64 // bytes that are posted now; the one value that also falls
 }
@@ -106,16 +106,20 @@ const (
 	Relaxed  uint32 = 2 // PCIe may reorder writes of the NIC, where it can
 )
 
-// Device describes memory of a device, such as a GPU.
-type Device struct {
+// Range is memory of this host or of a device, such as a GPU.
+type Range struct {
 	Addr, Len uint64
 
 	// FD is a dma-buf, in which the memory begins at Offset; Offset and Addr are equal modulo the
 	// page size. It must stay open until Pin.Close. -1: there is no dma-buf, and the kernel must
-	// know the address itself, as it does with nvidia_peermem.
+	// know the address itself, as it does for memory of the host, and with nvidia_peermem.
 	FD     int
 	Offset uint64
 }
+
+// Pin is a Range that the NIC of a rail knows for local use. Close makes the NIC forget it, and is
+// idempotent. It returns driver.ErrBusy while a key uses the Pin.
+type Pin interface{ Close() error }
 
 // The bounds of a context.
 const (
@@ -190,23 +194,11 @@ func Error(d Done) error {
 // errnoError returns the error of package driver for an errno of a C function, or nil for 0. what
 // is the operation, as a verb phrase.
 func errnoError(what string, errno int64) error {
-	switch e := syscall.Errno(errno); e {
-	case 0:
-		return nil
-	case syscall.EAGAIN:
-		return driver.ErrFull
-	case syscall.ERANGE:
-		return driver.ErrBounds
-	case syscall.EROFS:
-		return driver.ErrReadOnly
-	case syscall.EPIPE:
-		return driver.ErrPeerLost
-	case syscall.EBADF:
-		return driver.ErrClosed
-	case syscall.ESTALE:
-		return driver.ErrRevoked
-	case syscall.EBUSY:
-		return driver.ErrBusy
+	e := syscall.Errno(errno)
+	if err, known := ring.ErrnoErrors[e]; known {
+		return err
+	}
+	switch e {
 	case syscall.EHOSTUNREACH:
 		return driver.ErrNoRoute
 	case syscall.ETIMEDOUT:
@@ -216,16 +208,5 @@ func errnoError(what string, errno int64) error {
 			"LimitMEMLOCK=infinity for a service)", what, e)
 	default:
 		return fmt.Errorf("%s over RDMA: %w", what, e)
-	}
-}
-
-// refusalError returns the error for the result of a C submit: an errno in the low 16 bits, and
-// above them the piece that is wrong.
-func refusalError(rc int64) error {
-	switch err := errnoError("submit", rc&0xffff); err {
-	case driver.ErrBounds, driver.ErrReadOnly, driver.ErrRevoked, driver.ErrNoRoute:
-		return &driver.PieceError{Piece: int(rc >> 16), Err: err}
-	default:
-		return err
 	}
 }

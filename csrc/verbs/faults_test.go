@@ -400,18 +400,18 @@ func TestSlowPairsDoNotStall(t *testing.T) {
 	}
 }
 
-// TestUnmapOfWhatIsUsed unmaps the memories of a batch that reads into nine, where it lists eight,
-// and one that it does not name: only that one is let go of while the batch is under way.
+// TestUnmapOfWhatIsUsed unmaps the nine memories that a batch reads into, some in several runs, and
+// one that it does not name: while the batch is under way, Unmap succeeds for that one alone.
 func TestUnmapOfWhatIsUsed(t *testing.T) {
 	d := fakeDevices(t, 1)
 	l := openLink(t, d, testShape{})
 	fill(l.remote, 2)
 	mem := pages(t, 10*4096)
-	whole := pin(t, l.near, 0, mem, 0)
+	whole := mustPin(t, l.near, 0, mem, 0)
 	var descs []driver.Desc
 	for i := range 10 {
 		key := uint32(100 + i)
-		require.NoError(t, l.near.Map(key, mem[i*4096:(i+1)*4096], []*Pin{whole}, 0))
+		require.NoError(t, mapRange(l.near, key, mem[i*4096:(i+1)*4096], []Pin{whole}, 0))
 		for range 2 {
 			descs = append(descs, driver.Desc{LocalKey: key, RemoteKey: l.slot,
 				Remote: uint64(i) * 8192, Len: 4096})

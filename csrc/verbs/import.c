@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory of peers that a connection knows. */
+/* Imports: the memory of its peer that a connection knows, by slot. */
 #include "pair.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@ struct sl_verbs_import *sl_verbs_import_of(const struct sl_verbs_conn *n, uint32
 }
 
 /* Finds a free slot of the table, which grows when it has none. */
-static int find_place(struct sl_verbs_conn *n, uint32_t *slot)
+static int find_slot(struct sl_verbs_conn *n, uint32_t *slot)
 {
 	struct sl_verbs_import **grown;
 	uint32_t i = 0, len;
@@ -51,10 +51,10 @@ int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint3
 	for (uint32_t i = 0; i < pairs; i++) {
 		im->keys[i] = remote_keys[i];
 		if (remote_keys[i])
-			im->pairs |= 1u << i;
+			im->reachable_over |= 1u << i;
 	}
-	sl_verbs_enter(n->context);
-	rc = n->outcome == SL_VERBS_LOST ? -EPIPE : n->ended ? -EBADF : find_place(n, slot);
+	sl_verbs_lock(n->context);
+	rc = n->outcome == SL_VERBS_LOST ? -EPIPE : n->ended ? -EBADF : find_slot(n, slot);
 	if (rc == 0)
 		n->imports[*slot] = im;
 	sl_verbs_unlock(n->context);
@@ -65,7 +65,7 @@ int sl_verbs_import(struct sl_verbs_conn *n, uint64_t base, uint64_t size, uint3
 
 void sl_verbs_free_dropped_imports(struct sl_verbs_conn *n)
 {
-	uint64_t oldest = n->live.next == &n->live ? n->order : n->live.next->order;
+	uint64_t oldest = n->batches.next == &n->batches ? n->order : n->batches.next->order;
 
 	for (uint32_t i = 0; i < n->imports_len; i++) {
 		struct sl_verbs_import *im = n->imports[i];
@@ -82,7 +82,7 @@ void sl_verbs_drop(struct sl_verbs_conn *n, uint32_t slot)
 {
 	struct sl_verbs_import *im;
 
-	sl_verbs_enter(n->context);
+	sl_verbs_lock(n->context);
 	im = sl_verbs_import_of(n, slot);
 	if (im && !im->dropped) {
 		im->dropped = 1;

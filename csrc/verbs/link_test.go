@@ -96,12 +96,12 @@ func (s testShape) mapped(t testing.TB, c *Context) []byte {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = buf.Close() })
 	mem := buf.Bytes()
-	pins := make([]*Pin, s.pairs)
+	pins := make([]Pin, s.pairs)
 	for i := range pins {
-		pins[i], err = c.Pin(i, mem, 0)
+		pins[i], err = c.Pin(i, rangeOf(mem), 0)
 		require.NoError(t, err)
 	}
-	require.NoError(t, c.Map(testKey, mem, pins, s.prefer))
+	require.NoError(t, mapRange(c, testKey, mem, pins, s.prefer))
 	return mem
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lock of a context, what it wakes, and what waits for room. Calls none of the other files. */
+/*
+ * The lock of a context, the descriptors that wake its thread and the program, and its queue of
+ * connections with requests that wait for room. Calls none of the other files.
+ */
 #define _GNU_SOURCE
 #include "../spin.h"
 #include "pair.h"
@@ -9,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Looks at a lock that is held before sleeping on it: some ten microseconds. */
+/* Attempts to take a lock before sleeping on it: some ten microseconds. */
 #define SPINS 1000
 
 uint64_t sl_verbs_now(void)
@@ -20,24 +23,19 @@ uint64_t sl_verbs_now(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void sl_verbs_lock(struct sl_verbs_context *c)
-{
-	pthread_mutex_lock(&c->lock);
-}
-
 void sl_verbs_unlock(struct sl_verbs_context *c)
 {
 	pthread_mutex_unlock(&c->lock);
 }
 
-void sl_verbs_enter(struct sl_verbs_context *c)
+void sl_verbs_lock(struct sl_verbs_context *c)
 {
 	int busy = pthread_mutex_trylock(&c->lock);
 
 	if (!busy)
 		return;
-	/* The thread lets go after one look. To sleep and be woken would take longer than that. */
-	atomic_fetch_add(&c->traffic->waiting, 1);
+	/* The thread releases the lock after one step. To sleep and be woken takes longer. */
+	atomic_fetch_add(&c->traffic->lock_waiters, 1);
 	for (int i = 0; i < SPINS && busy; i++) {
 		busy = pthread_mutex_trylock(&c->lock);
 		if (busy)
@@ -45,13 +43,13 @@ void sl_verbs_enter(struct sl_verbs_context *c)
 	}
 	if (busy)
 		pthread_mutex_lock(&c->lock);
-	atomic_fetch_sub(&c->traffic->waiting, 1);
+	atomic_fetch_sub(&c->traffic->lock_waiters, 1);
 }
 
 /* A mutex is not fair: a thread that spins on it keeps the others out. */
 void sl_verbs_yield_lock(struct sl_verbs_traffic *t)
 {
-	for (int i = 0; atomic_load(&t->waiting) && i < SPINS; i++) {
+	for (int i = 0; atomic_load(&t->lock_waiters) && i < SPINS; i++) {
 		sl_relax();
 		if (i % 16 == 15) /* a waiter may want this core */
 			sched_yield();
@@ -86,28 +84,28 @@ int sl_verbs_wait(struct sl_verbs_context *c, uint64_t deadline)
 	struct timespec t = {.tv_sec = (time_t)(deadline / 1000000000u),
 			     .tv_nsec = (long)(deadline % 1000000000u)};
 
-	return pthread_cond_timedwait(&c->news, &c->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
+	return pthread_cond_timedwait(&c->changed, &c->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
 }
 
-void sl_verbs_queue_pump(struct sl_verbs_conn *n)
+void sl_verbs_queue_conn(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_traffic *t = n->context->traffic;
 
-	if (n->in_pump_queue)
+	if (n->queued)
 		return;
-	n->in_pump_queue = 1;
-	n->next_queued = t->pump_queue;
-	t->pump_queue = n;
+	n->queued = 1;
+	n->next_queued = t->queued_conns;
+	t->queued_conns = n;
 }
 
-void sl_verbs_unqueue_pump(struct sl_verbs_conn *n)
+void sl_verbs_unqueue_conn(struct sl_verbs_conn *n)
 {
-	struct sl_verbs_conn **at = &n->context->traffic->pump_queue;
+	struct sl_verbs_conn **at = &n->context->traffic->queued_conns;
 
-	if (!n->in_pump_queue)
+	if (!n->queued)
 		return;
 	while (*at != n)
 		at = &(*at)->next_queued;
 	*at = n->next_queued;
-	n->in_pump_queue = 0;
+	n->queued = 0;
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a queue pair is made, and how it meets the peer's. */
+/*
+ * How a queue pair is made (sl_verbs_pair_make), and connected to the peer's end
+ * (sl_verbs_pair_begin). The control plane carries struct sl_verbs_end from one to the other.
+ */
 #define _GNU_SOURCE
 #include "pair.h"
 
@@ -8,53 +11,50 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* Requests of a queue pair beside those of its depth: probes, marks, credit. */
-#define SPARE 16
-/* What RoCE may pass; InfiniBand has no such limit within a subnet. */
+/* Routers that a RoCE packet may pass; InfiniBand has no such limit within a subnet. */
 #define HOPS 64
-/* Of a receiver that is not ready, which credit excludes: 0.64 ms, so often. */
+/* A receiver that is not ready, which credit excludes: the sender waits 0.64 ms, so many times. */
 #define RNR_TIMER 12
 #define RNR_RETRIES 6
 
-/*
- * What a queue pair of this connection needs of a rail: -ENOSPC where that is promised to others.
- */
-static int promise(struct sl_verbs_conn *n, struct sl_verbs_port *p, uint32_t *promised)
+/* Reserves the receives of a rail that a queue pair needs. -ENOSPC: it has too few left. */
+static int reserve(struct sl_verbs_conn *n, struct sl_verbs_rail *p, uint32_t *reserved)
 {
 	uint32_t need = n->initiator ? SL_VERBS_CREDITS : n->context->config.notifs + 1;
 
-	if (p->slots_promised + need > p->slots || 2 * p->pairs->len + 2 > (uint32_t)p->sends->cqe)
+	if (p->receives_reserved + need > p->receives_max ||
+	    2 * p->traffic->len + 2 > (uint32_t)p->send_cq->cqe)
 		return -ENOSPC;
-	p->slots_promised += need;
-	*promised = need;
+	p->receives_reserved += need;
+	*reserved = need;
 	return 0;
 }
 
-static int register_slab(struct sl_verbs_conn *n, struct sl_verbs_port *p)
+static int register_frames(struct sl_verbs_conn *n, struct sl_verbs_rail *p)
 {
-	if (n->slab_mr[p->index])
+	if (n->frame_mrs[p->index])
 		return 0;
 	errno = 0;
-	n->slab_mr[p->index] =
-	    sl_verbs.ibv_reg_mr(p->pd, n->slab, n->slab_size, IBV_ACCESS_LOCAL_WRITE);
-	if (n->slab_mr[p->index])
+	n->frame_mrs[p->index] = sl_verbs.ibv_reg_mr(p->pd, n->frame_memory, n->frame_memory_size,
+						     IBV_ACCESS_LOCAL_WRITE);
+	if (n->frame_mrs[p->index])
 		return 0;
 	return errno ? -errno : -ENOMEM;
 }
 
-static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_verbs_port *p,
+static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_verbs_rail *p,
 				      int *rc)
 {
 	struct ibv_qp_init_attr init = {
-		.send_cq = p->sends,
-		.recv_cq = p->receives,
-		.srq = p->srq,
-		.cap = {.max_send_wr = p->info.depth_max + SPARE,
-			.max_send_sge = p->info.sge_max,
-			.max_inline_data = p->info.inline_max},
-		.qp_type = IBV_QPT_RC,
+	    .send_cq = p->send_cq,
+	    .recv_cq = p->receive_cq,
+	    .srq = p->srq,
+	    .cap = {.max_send_wr = p->info.depth_max + SL_VERBS_SPARE,
+		    .max_send_sge = p->info.sge_max,
+		    .max_inline_data = p->info.inline_max},
+	    .qp_type = IBV_QPT_RC,
 	};
-	/* Only an owner's memory is reached, and only over its own queue pairs. */
+	/* Peers may reach the memory of an owner alone. */
 	struct ibv_qp_attr attr = {
 	    .qp_state = IBV_QPS_INIT,
 	    .port_num = p->config.port,
@@ -68,9 +68,8 @@ static struct ibv_qp *make_queue_pair(const struct sl_verbs_conn *n, struct sl_v
 		*rc = errno ? -errno : -ENOMEM;
 		return NULL;
 	}
-	*rc = -sl_verbs.ibv_modify_qp(qp, &attr,
-				      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-					  IBV_QP_ACCESS_FLAGS);
+	*rc = -sl_verbs.ibv_modify_qp(
+	    qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 	if (*rc == 0)
 		return qp;
 	(void)sl_verbs.ibv_destroy_qp(qp); /* it was never connected: nothing moves over it */
@@ -85,9 +84,9 @@ static uint32_t first_packet(void)
 	return n & 0xffffff;
 }
 
-/* The queue pair's place; made at its first use. */
-static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *p,
-		 struct sl_verbs_pair **out)
+/* Finds the struct of a queue pair, or makes it at its first use. -EBUSY: it is in use. */
+static int find_pair(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_rail *p,
+		     struct sl_verbs_pair **out)
 {
 	struct sl_verbs_pair *l = n->pairs[index];
 
@@ -95,15 +94,16 @@ static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *
 		return -EBADF;
 	if (!l) {
 		l = calloc(1, sizeof(*l));
-		if (!l || sl_verbs_reserve_records(n->context, p->info.depth_max + SPARE) != 0) {
+		if (!l ||
+		    sl_verbs_reserve_records(n->context, p->info.depth_max + SL_VERBS_SPARE) != 0) {
 			free(l);
 			return -ENOMEM;
 		}
 		l->conn = n;
 		l->index = index;
-		l->port = p;
+		l->rail = p;
 		n->pairs[index] = l;
-		n->reaches |= 1u << index;
+		n->pairs_made |= 1u << index;
 	}
 	*out = l;
 	return l->state == SL_VERBS_NONE || l->state == SL_VERBS_FAILED || l->destroy_error
@@ -111,70 +111,71 @@ static int place(struct sl_verbs_conn *n, uint32_t index, struct sl_verbs_port *
 		   : -EBUSY;
 }
 
-static void describe(const struct sl_verbs_pair *l, struct sl_verbs_end *mine)
+static void describe_end(const struct sl_verbs_pair *l, struct sl_verbs_end *mine)
 {
-	const struct sl_verbs_port *p = l->port;
+	const struct sl_verbs_rail *p = l->rail;
 
 	*mine = (struct sl_verbs_end){
-		.queue_pair = l->number,
-		.packet = l->packet,
-		.lid = p->info.lid,
-		.mtu = p->info.mtu,
-		.reads = (uint8_t)(p->info.reads < UINT8_MAX ? p->info.reads : UINT8_MAX),
-		.link_layer = p->info.link_layer,
+	    .queue_pair = l->number,
+	    .packet = l->first_psn,
+	    .lid = p->info.lid,
+	    .mtu = p->info.mtu,
+	    .reads = (uint8_t)(p->info.reads < UINT8_MAX ? p->info.reads : UINT8_MAX),
+	    .link_layer = p->info.link_layer,
 	};
 	memcpy(mine->gid, p->info.gid, sizeof(mine->gid));
 }
 
-static void set_up(struct sl_verbs_pair *l, struct sl_verbs_port *p, struct ibv_qp *qp,
-		   uint32_t promised)
+static void set_pair(struct sl_verbs_pair *l, struct sl_verbs_rail *p, struct ibv_qp *qp,
+		     uint32_t reserved)
 {
-	l->port = p;
+	l->rail = p;
 	l->qp = qp;
 	l->number = qp->qp_num;
-	l->packet = first_packet();
+	l->first_psn = first_packet();
 	l->depth = p->info.depth_max;
-	l->receives_promised = promised;
+	l->receives_reserved = reserved;
 	l->unsignalled = 0;
-	l->idle_looks = 0;
+	l->idle_checks = 0;
 	l->state = SL_VERBS_MADE;
 	l->status = 0;
 	sl_verbs_enlist(l);
 }
 
-/* n->setup is held, the lock not. */
-static int make(struct sl_verbs_conn *n, uint32_t pair, uint32_t rail, struct sl_verbs_end *mine)
+/* With n->setup_lock, without the context's lock. */
+static int make_pair(struct sl_verbs_conn *n, uint32_t pair, uint32_t rail,
+		     struct sl_verbs_end *mine)
 {
 	struct sl_verbs_context *c = n->context;
 	struct sl_verbs_pair *l = NULL;
-	struct sl_verbs_port *p;
+	struct sl_verbs_rail *p;
 	struct ibv_qp *qp;
-	uint32_t promised = 0;
+	uint32_t reserved = 0;
 	int rc;
 
-	sl_verbs_enter(c);
-	p = sl_verbs_port_of(c, rail);
-	rc = !p || p->gone ? -ENODEV : place(n, pair, p, &l);
+	sl_verbs_lock(c);
+	p = sl_verbs_rail_of(c, rail);
+	rc = !p || p->gone ? -ENODEV : find_pair(n, pair, p, &l);
 	sl_verbs_unlock(c);
 	if (rc != 0)
 		return rc;
-	rc = sl_verbs_finish_pair(l); /* the one before it */
+	rc = sl_verbs_destroy_pair(l); /* that of an earlier time */
 	if (rc != 0)
 		return rc;
-	sl_verbs_enter(c);
-	rc = promise(n, p, &promised);
+	sl_verbs_lock(c);
+	rc = reserve(n, p, &reserved);
 	sl_verbs_unlock(c);
 	if (rc == 0)
 		rc = sl_verbs_grow_receives(p);
 	if (rc == 0)
-		rc = register_slab(n, p);
+		rc = register_frames(n, p);
 	qp = rc == 0 ? make_queue_pair(n, p, &rc) : NULL;
-	sl_verbs_enter(c);
+	sl_verbs_lock(c);
 	if (qp) {
-		set_up(l, p, qp, promised);
-		describe(l, mine);
+		set_pair(l, p, qp, reserved);
+		describe_end(l, mine);
 	} else {
-		p->slots_promised -= promised;
+		p->receives_reserved -= reserved;
 	}
 	sl_verbs_unlock(c);
 	return rc;
@@ -187,13 +188,14 @@ int sl_verbs_pair_make(struct sl_verbs_conn *n, uint32_t pair, uint32_t rail,
 
 	if (pair >= SL_VERBS_PAIRS)
 		return -ERANGE;
-	pthread_mutex_lock(&n->setup);
-	rc = make(n, pair, rail, mine);
-	pthread_mutex_unlock(&n->setup);
+	pthread_mutex_lock(&n->setup_lock);
+	rc = make_pair(n, pair, rail, mine);
+	pthread_mutex_unlock(&n->setup_lock);
 	return rc;
 }
 
-static struct ibv_ah_attr address(const struct sl_verbs_port *p, const struct sl_verbs_end *theirs)
+static struct ibv_ah_attr address_of(const struct sl_verbs_rail *p,
+				     const struct sl_verbs_end *theirs)
 {
 	struct ibv_ah_attr ah = {
 	    .dlid = theirs->lid,
@@ -205,7 +207,7 @@ static struct ibv_ah_attr address(const struct sl_verbs_port *p, const struct sl
 	};
 
 	memcpy(ah.grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
-	/* Ethernet knows no other address, and neither does another subnet. */
+	/* Without a global address a packet stays in its InfiniBand subnet. */
 	ah.is_global = p->info.link_layer == IBV_LINK_LAYER_ETHERNET || theirs->lid == 0 ||
 		       memcmp(theirs->gid, p->info.gid, 8) != 0;
 	return ah;
@@ -216,25 +218,26 @@ static uint8_t fewer(uint32_t a, uint32_t b)
 	return (uint8_t)(a < b ? a : b);
 }
 
-static int to_send(struct sl_verbs_pair *l, const struct sl_verbs_end *theirs)
+/* To the states ready-to-receive and ready-to-send. */
+static int connect_qp(struct sl_verbs_pair *l, const struct sl_verbs_end *theirs)
 {
-	const struct sl_verbs_port *p = l->port;
+	const struct sl_verbs_rail *p = l->rail;
 	struct ibv_qp_attr receive = {
-		.qp_state = IBV_QPS_RTR,
-		.path_mtu = (enum ibv_mtu)fewer(p->info.mtu, theirs->mtu),
-		.dest_qp_num = theirs->queue_pair,
-		.rq_psn = theirs->packet,
-		.max_dest_rd_atomic = fewer(p->info.reads, UINT8_MAX),
-		.min_rnr_timer = RNR_TIMER,
-		.ah_attr = address(p, theirs),
+	    .qp_state = IBV_QPS_RTR,
+	    .path_mtu = (enum ibv_mtu)fewer(p->info.mtu, theirs->mtu),
+	    .dest_qp_num = theirs->queue_pair,
+	    .rq_psn = theirs->packet,
+	    .max_dest_rd_atomic = fewer(p->info.reads, UINT8_MAX),
+	    .min_rnr_timer = RNR_TIMER,
+	    .ah_attr = address_of(p, theirs),
 	};
 	struct ibv_qp_attr send = {
-		.qp_state = IBV_QPS_RTS,
-		.sq_psn = l->packet,
-		.timeout = p->config.timeout,
-		.retry_cnt = p->config.retries,
-		.rnr_retry = RNR_RETRIES,
-		.max_rd_atomic = fewer(p->info.reads, theirs->reads),
+	    .qp_state = IBV_QPS_RTS,
+	    .sq_psn = l->first_psn,
+	    .timeout = p->config.timeout,
+	    .retry_cnt = p->config.retries,
+	    .rnr_retry = RNR_RETRIES,
+	    .max_rd_atomic = fewer(p->info.reads, theirs->reads),
 	};
 	int rc = sl_verbs.ibv_modify_qp(l->qp, &receive,
 					IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
@@ -249,15 +252,15 @@ static int to_send(struct sl_verbs_pair *l, const struct sl_verbs_end *theirs)
 	return rc > 0 ? -rc : rc;
 }
 
-static int probe(struct sl_verbs_pair *l)
+static int post_probe(struct sl_verbs_pair *l)
 {
-	struct sl_verbs_record *r = sl_verbs_record(l->conn->context);
+	struct sl_verbs_record *r = sl_verbs_new_record(l->conn->context);
 	struct ibv_send_wr *wr;
 
 	if (!r)
 		return -ENOMEM;
 	r->kind = SL_VERBS_PROBE;
-	wr = sl_verbs_build(l, r, sl_verbs_entries(l->conn), 0);
+	wr = sl_verbs_build(l, r, sl_verbs_next_entries(l->conn), 0);
 	wr->opcode = IBV_WR_RDMA_WRITE;
 	wr->wr.rdma.remote_addr = 0;
 	wr->wr.rdma.rkey = 0;
@@ -265,32 +268,32 @@ static int probe(struct sl_verbs_pair *l)
 	return 0;
 }
 
-/* n->setup is held, the lock not. */
-static int begin(struct sl_verbs_conn *n, struct sl_verbs_pair *l,
-		 const struct sl_verbs_end *theirs)
+/* With n->setup_lock, without the context's lock. */
+static int begin_pair(struct sl_verbs_conn *n, struct sl_verbs_pair *l,
+		      const struct sl_verbs_end *theirs)
 {
 	struct sl_verbs_context *c = n->context;
 	int rc;
 
-	sl_verbs_enter(c);
+	sl_verbs_lock(c);
 	rc = n->ended || !l || l->state != SL_VERBS_MADE ? -EBADF : l->unproved.first ? -EBUSY : 0;
 	sl_verbs_unlock(c);
 	if (rc == 0)
-		rc = to_send(l, theirs);
+		rc = connect_qp(l, theirs);
 	if (rc != 0)
 		return rc;
-	sl_verbs_enter(c);
-	if (l->state != SL_VERBS_MADE) { /* the device is gone meanwhile */
+	sl_verbs_lock(c);
+	if (l->state != SL_VERBS_MADE) { /* the device has failed meanwhile */
 		rc = -ENODEV;
 	} else {
 		l->state = SL_VERBS_BEGUN;
 		if (n->initiator)
-			rc = probe(l);
+			rc = post_probe(l);
 		else
-			sl_verbs_pair_lives(l);
+			sl_verbs_set_live(l);
 	}
 	if (rc == 0 && !n->initiator)
-		sl_verbs_pump(n);
+		sl_verbs_post_waiting(n);
 	sl_verbs_unlock(c);
 	return rc;
 }
@@ -301,8 +304,8 @@ int sl_verbs_pair_begin(struct sl_verbs_conn *n, uint32_t pair, const struct sl_
 
 	if (pair >= SL_VERBS_PAIRS)
 		return -ERANGE;
-	pthread_mutex_lock(&n->setup);
-	rc = begin(n, n->pairs[pair], theirs);
-	pthread_mutex_unlock(&n->setup);
+	pthread_mutex_lock(&n->setup_lock);
+	rc = begin_pair(n, n->pairs[pair], theirs);
+	pthread_mutex_unlock(&n->setup_lock);
 	return rc;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Our memory: pinned for the NIC to work on for us, and granted to peers. A grant is a
- * registration of its own, so that it can be ended while our own work goes on: for a NIC a
- * key whose registration is gone does not exist, whatever was sent with it.
+ * Memory of this process, by key: mapped with pins for local use, and granted to peers. A grant is
+ * a registration of its own, so that it can be ended while local use goes on. What is proved: when
+ * sl_verbs_revoke has returned 0, no NIC knows a remote key of the grant, so no request with one
+ * can land.
  */
 #define _GNU_SOURCE
 #include "context.h"
@@ -10,7 +11,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static struct sl_verbs_memory **place(struct sl_verbs_context *c, uint32_t key)
+/* Where the table has a key; NULL: it has no chunk for it. */
+static struct sl_verbs_memory **entry_of(struct sl_verbs_context *c, uint32_t key)
 {
 	struct sl_verbs_memory **chunk;
 
@@ -20,31 +22,31 @@ static struct sl_verbs_memory **place(struct sl_verbs_context *c, uint32_t key)
 	return chunk ? &chunk[key % SL_VERBS_CHUNK] : NULL;
 }
 
-struct sl_verbs_memory *sl_verbs_find(struct sl_verbs_context *c, uint32_t key)
+struct sl_verbs_memory *sl_verbs_memory_of(struct sl_verbs_context *c, uint32_t key)
 {
-	struct sl_verbs_memory **at = place(c, key);
+	struct sl_verbs_memory **at = entry_of(c, key);
 
 	return at ? *at : NULL;
 }
 
-/* The pins of a map. -EINVAL: one is not of its rail, or does not hold the memory. */
-static int take_pins(struct sl_verbs_context *c, struct sl_verbs_memory *m,
-		     struct sl_verbs_pin *const *pins)
+/* Sets the pins. -EINVAL: one is of another rail, or does not contain the memory. */
+static int set_pins(struct sl_verbs_context *c, struct sl_verbs_memory *m,
+		    struct sl_verbs_pin *const *pins)
 {
-	for (uint32_t i = 0; i < c->ports_len; i++) {
+	for (uint32_t i = 0; i < c->rails_len; i++) {
 		struct sl_verbs_pin *p = pins[i];
 
 		if (!p)
 			continue;
-		if (p->port != c->ports[i] || m->base < p->base ||
+		if (p->rail != c->rails[i] || m->base < p->base ||
 		    m->base - p->base > (ptrdiff_t)p->len ||
 		    m->len > p->len - (uint64_t)(m->base - p->base))
 			return -EINVAL;
 		m->pins[i] = p;
-		m->rails |= 1u << i;
+		m->pinned_rails |= 1u << i;
 		m->flags |= p->flags & SL_VERBS_READ_ONLY;
 	}
-	return m->rails ? 0 : -EINVAL;
+	return m->pinned_rails ? 0 : -EINVAL;
 }
 
 static int insert(struct sl_verbs_context *c, struct sl_verbs_memory *m,
@@ -61,10 +63,10 @@ static int insert(struct sl_verbs_context *c, struct sl_verbs_memory *m,
 		return -ENOMEM;
 	if ((*chunk)[m->key % SL_VERBS_CHUNK])
 		return -EEXIST;
-	rc = take_pins(c, m, pins);
+	rc = set_pins(c, m, pins);
 	if (rc != 0)
 		return rc;
-	for (uint32_t i = 0; i < c->ports_len; i++)
+	for (uint32_t i = 0; i < c->rails_len; i++)
 		if (m->pins[i])
 			m->pins[i]->users++;
 	(*chunk)[m->key % SL_VERBS_CHUNK] = m;
@@ -95,9 +97,9 @@ int sl_verbs_map(struct sl_verbs_context *c, uint32_t key, void *base, uint64_t 
 }
 
 /*
- * Ends the grants of the rails in this set of bits. Under the lock, of which it lets go;
- * the memory must be held, and none of those rails' grants be changing. Those that the NIC does not
- * give up stay: the first error.
+ * Ends the grants on the rails of a set of bits. Called under the lock, which it releases
+ * meanwhile: m must have a user, and no grant on these rails may be changing. A grant that a NIC
+ * does not end stays. Returns the first error.
  */
 static int end_grants(struct sl_verbs_context *c, struct sl_verbs_memory *m, uint32_t rails)
 {
@@ -113,18 +115,18 @@ static int end_grants(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++) {
 		if (!(rails & 1u << i))
 			continue;
-		errors[i] = sl_verbs_ended(c->ports[i], errors[i]);
+		errors[i] = sl_verbs_end_error(c->rails[i], errors[i]);
 		if (errors[i] == 0)
 			m->grants[i] = NULL;
 		else if (rc == 0)
 			rc = -errors[i];
 	}
-	pthread_cond_broadcast(&c->news);
+	pthread_cond_broadcast(&c->changed);
 	return rc;
 }
 
-/* A bit for each rail that there is a grant for. */
-static uint32_t granted(const struct sl_verbs_memory *m)
+/* A bit for each rail that has a grant. */
+static uint32_t granted_rails(const struct sl_verbs_memory *m)
 {
 	uint32_t rails = 0;
 
@@ -134,7 +136,7 @@ static uint32_t granted(const struct sl_verbs_memory *m)
 	return rails;
 }
 
-/* Gives back a memory that nothing uses, and its pins. Under the lock. */
+/* Frees a memory without users, and gives its pins back. Under the lock. */
 static void free_memory(struct sl_verbs_memory *m)
 {
 	for (uint32_t i = 0; i < SL_VERBS_RAILS; i++)
@@ -144,20 +146,20 @@ static void free_memory(struct sl_verbs_memory *m)
 }
 
 /*
- * Out of the table first, so that no batch and no grant begins while the lock is let go. Under the
- * lock.
+ * Under the lock, which it releases meanwhile. It takes the memory off the table first, so that no
+ * batch and no grant begins.
  */
 static int unmap(struct sl_verbs_context *c, struct sl_verbs_memory *m)
 {
-	uint32_t rails = granted(m);
+	uint32_t rails = granted_rails(m);
 	int rc;
 
 	if (m->users)
 		return -EBUSY;
-	*place(c, m->key) = NULL;
+	*entry_of(c, m->key) = NULL;
 	rc = rails ? end_grants(c, m, rails) : 0;
 	if (rc != 0)
-		*place(c, m->key) = m;
+		*entry_of(c, m->key) = m;
 	else
 		free_memory(m);
 	return rc;
@@ -169,16 +171,16 @@ int sl_verbs_unmap(struct sl_verbs_context *c, uint32_t key)
 	int rc = 0;
 
 	sl_verbs_lock(c);
-	m = sl_verbs_find(c, key);
-	if (m && sl_verbs_keep_rails(c) == 0) { /* close does it otherwise */
+	m = sl_verbs_memory_of(c, key);
+	if (m && sl_verbs_begin_registering(c) == 0) { /* else the close of the context unmaps it */
 		rc = unmap(c, m);
-		sl_verbs_free_rails(c);
+		sl_verbs_end_registering(c);
 	}
 	sl_verbs_unlock(c);
 	return rc;
 }
 
-/* Makes the grant. Under the lock, of which it lets go; the memory is held. */
+/* Makes a grant. Called under the lock, which it releases meanwhile; m must have a user. */
 static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uint32_t rail,
 		      uint64_t at, uint32_t flags)
 {
@@ -188,7 +190,7 @@ static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 	int rc;
 
 	if (!(flags & SL_VERBS_READ_ONLY))
-		/* the first is nothing without the second */
+		/* verbs require local write with remote write */
 		access |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE;
 	m->changing |= 1u << rail;
 	sl_verbs_unlock(c);
@@ -197,15 +199,15 @@ static int make_grant(struct sl_verbs_context *c, struct sl_verbs_memory *m, uin
 					    .offset = pin->dmabuf.offset +
 						      (uint64_t)(m->base - pin->base)};
 
-		mr = sl_verbs_enroll(pin->port, m->base, m->len, at, access, flags, &d);
+		mr = sl_verbs_register(pin->rail, m->base, m->len, at, access, flags, &d);
 	} else {
-		mr = sl_verbs_enroll(pin->port, m->base, m->len, at, access, flags, NULL);
+		mr = sl_verbs_register(pin->rail, m->base, m->len, at, access, flags, NULL);
 	}
 	rc = mr ? 0 : errno ? -errno : -EINVAL;
 	sl_verbs_lock(c);
 	m->changing &= ~(1u << rail);
 	m->grants[rail] = mr;
-	pthread_cond_broadcast(&c->news);
+	pthread_cond_broadcast(&c->changed);
 	return rc;
 }
 
@@ -216,23 +218,23 @@ int sl_verbs_grant(struct sl_verbs_context *c, uint32_t key, uint32_t rail, uint
 	int rc;
 
 	sl_verbs_lock(c);
-	m = sl_verbs_find(c, key);
+	m = sl_verbs_memory_of(c, key);
 	if (!m || rail >= SL_VERBS_RAILS || !m->pins[rail])
 		rc = -EINVAL;
 	else if (m->flags & ~flags & SL_VERBS_READ_ONLY)
 		rc = -EROFS;
 	else
-		rc = sl_verbs_keep_rails(c);
+		rc = sl_verbs_begin_registering(c);
 	if (rc == 0) {
 		m->users++;
 		while (m->changing & 1u << rail)
-			pthread_cond_wait(&c->news, &c->lock);
+			pthread_cond_wait(&c->changed, &c->lock);
 		if (!m->grants[rail])
 			rc = make_grant(c, m, rail, at, flags);
 		if (rc == 0)
 			*remote_key = m->grants[rail]->rkey;
 		m->users--;
-		sl_verbs_free_rails(c);
+		sl_verbs_end_registering(c);
 	}
 	sl_verbs_unlock(c);
 	return rc;
@@ -245,46 +247,46 @@ int sl_verbs_revoke(struct sl_verbs_context *c, uint32_t key)
 	int rc;
 
 	sl_verbs_lock(c);
-	m = sl_verbs_find(c, key);
-	rc = !m ? -EINVAL : sl_verbs_keep_rails(c);
+	m = sl_verbs_memory_of(c, key);
+	rc = !m ? -EINVAL : sl_verbs_begin_registering(c);
 	if (rc == 0) {
 		m->users++;
 		while (m->changing)
-			pthread_cond_wait(&c->news, &c->lock);
-		rails = granted(m);
+			pthread_cond_wait(&c->changed, &c->lock);
+		rails = granted_rails(m);
 		if (rails)
 			rc = end_grants(c, m, rails);
 		m->users--;
-		sl_verbs_free_rails(c);
+		sl_verbs_end_registering(c);
 	}
 	sl_verbs_unlock(c);
 	return rc;
 }
 
 /*
- * Pins stay for their owners, as long as the context does, but the NIC has none of them. What it
- * does not give up ends with its context.
+ * The structs of pins stay until the context is freed, since callers have them. What a NIC does not
+ * deregister ends when its device is closed.
  */
-void sl_verbs_forget_memory(struct sl_verbs_context *c)
+void sl_verbs_deregister_all(struct sl_verbs_context *c)
 {
 	struct sl_verbs_memory *m;
 	uint32_t rails;
 
 	sl_verbs_lock(c);
 	for (uint32_t key = 0; key / SL_VERBS_CHUNK < SL_VERBS_CHUNKS; key++) {
-		if (!place(c, key)) {
+		if (!entry_of(c, key)) {
 			key |= SL_VERBS_CHUNK - 1;
 			continue;
 		}
-		m = sl_verbs_find(c, key);
+		m = sl_verbs_memory_of(c, key);
 		if (!m)
 			continue;
-		rails = granted(m);
-		if (rails) /* no queue pair is left by which a peer could use what the NIC keeps */
+		rails = granted_rails(m);
+		if (rails) /* after an error no peer can use the grant: no queue pair is left */
 			(void)end_grants(c, m, rails);
-		if (m->users) /* of a batch over a queue pair that its device keeps */
+		if (m->users) /* a batch is open, on a queue pair that its device keeps */
 			continue;
-		*place(c, key) = NULL;
+		*entry_of(c, key) = NULL;
 		free_memory(m);
 	}
 	for (struct sl_verbs_pin *p = c->pins; p; p = p->next) {

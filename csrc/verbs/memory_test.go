@@ -31,9 +31,9 @@ func pages(t testing.TB, n int) []byte {
 	return mem
 }
 
-func pin(t testing.TB, c *Context, rail int, mem []byte, flags uint32) *Pin {
+func mustPin(t testing.TB, c *Context, rail int, mem []byte, flags uint32) Pin {
 	t.Helper()
-	p, err := c.Pin(rail, mem, flags)
+	p, err := c.Pin(rail, rangeOf(mem), flags)
 	require.NoError(t, err)
 	return p
 }
@@ -42,35 +42,35 @@ func TestPinsAndMaps(t *testing.T) {
 	f, c := fixture(t, 2)
 	openRails(t, c, f, 2)
 	mem := pages(t, 8192)
-	p0, p1 := pin(t, c, 0, mem, 0), pin(t, c, 1, mem[4096:], Relaxed)
-	if _, err := c.Pin(2, mem, 0); err == nil {
+	p0, p1 := mustPin(t, c, 0, mem, 0), mustPin(t, c, 1, mem[4096:], Relaxed)
+	if _, err := c.Pin(2, rangeOf(mem), 0); err == nil {
 		t.Error("pinned on a rail that does not exist")
 	}
-	if _, err := c.Pin(0, mem[:0], 0); err == nil {
+	if _, err := c.Pin(0, rangeOf(mem[:0]), 0); err == nil {
 		t.Error("pinned nothing")
 	}
 	for name, x := range map[string]struct {
 		key  uint32
 		mem  []byte
-		pins []*Pin
+		pins []Pin
 	}{
 		"no pins":                    {1, mem, nil},
-		"a pin of another rail":      {1, mem, []*Pin{nil, p0}},
-		"a pin that begins later":    {1, mem, []*Pin{p0, p1}},
-		"a pin that ends earlier":    {1, mem[:4096], []*Pin{nil, p1}},
-		"no memory":                  {1, mem[:0], []*Pin{p0}},
-		"a key beyond the last":      {KeysMax, mem, []*Pin{p0}},
-		"a key far beyond the last":  {1<<32 - 1, mem, []*Pin{p0}},
-		"more pins than rails there": {1, mem, make([]*Pin, RailsMax+1)},
+		"a pin of another rail":      {1, mem, []Pin{nil, p0}},
+		"a pin that begins later":    {1, mem, []Pin{p0, p1}},
+		"a pin that ends earlier":    {1, mem[:4096], []Pin{nil, p1}},
+		"no memory":                  {1, mem[:0], []Pin{p0}},
+		"a key beyond the last":      {KeysMax, mem, []Pin{p0}},
+		"a key far beyond the last":  {1<<32 - 1, mem, []Pin{p0}},
+		"more pins than rails there": {1, mem, make([]Pin, RailsMax+1)},
 	} {
-		if err := c.Map(x.key, x.mem, x.pins, 1); err == nil {
+		if err := mapRange(c, x.key, x.mem, x.pins, 1); err == nil {
 			t.Errorf("%s: mapped", name)
 		}
 	}
 	for _, key := range []uint32{0, 1, KeysMax - 1} {
-		require.NoError(t, c.Map(key, mem[4096:], []*Pin{p0, p1}, 3))
+		require.NoError(t, mapRange(c, key, mem[4096:], []Pin{p0, p1}, 3))
 	}
-	if err := c.Map(1, mem, []*Pin{p0}, 1); !errors.Is(err, syscall.EEXIST) {
+	if err := mapRange(c, 1, mem, []Pin{p0}, 1); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("a key that is not free: %v", err)
 	}
 	if err := p1.Close(); !errors.Is(err, driver.ErrBusy) {
@@ -93,7 +93,7 @@ func TestGrantsLastForAnEpoch(t *testing.T) {
 	f, c := fixture(t, 2)
 	openRails(t, c, f, 2)
 	mem := pages(t, 8192)
-	require.NoError(t, c.Map(5, mem, []*Pin{pin(t, c, 0, mem, 0), nil}, 1))
+	require.NoError(t, mapRange(c, 5, mem, []Pin{mustPin(t, c, 0, mem, 0), nil}, 1))
 	first, err := c.Grant(5, 0, 0, 0)
 	require.NoError(t, err)
 	if again, err := c.Grant(5, 0, 0, ReadOnly); again != first || err != nil {
@@ -129,7 +129,7 @@ func TestGrantsOfReadOnlyMemory(t *testing.T) {
 	f, c := fixture(t, 1)
 	openRails(t, c, f, 1)
 	mem := pages(t, 4096)
-	require.NoError(t, c.Map(1, mem, []*Pin{pin(t, c, 0, mem, ReadOnly)}, 0))
+	require.NoError(t, mapRange(c, 1, mem, []Pin{mustPin(t, c, 0, mem, ReadOnly)}, 0))
 	if _, err := c.Grant(1, 0, 0, 0); !errors.Is(err, driver.ErrReadOnly) {
 		t.Errorf("read-only memory was granted for writing: %v", err)
 	}
@@ -143,7 +143,8 @@ func TestRevokeThatFails(t *testing.T) {
 	f, c := fixture(t, 2)
 	openRails(t, c, f, 2)
 	mem := pages(t, 4096)
-	require.NoError(t, c.Map(1, mem, []*Pin{pin(t, c, 0, mem, 0), pin(t, c, 1, mem, 0)}, 3))
+	require.NoError(t, mapRange(c, 1, mem,
+		[]Pin{mustPin(t, c, 0, mem, 0), mustPin(t, c, 1, mem, 0)}, 3))
 	var keys [2]uint32
 	for i := range keys {
 		var err error
@@ -165,7 +166,7 @@ func TestRevokeThatFails(t *testing.T) {
 		t.Error(err)
 	}
 	f.Device(1).Set("deregister_busy", 1)
-	p := pin(t, c, 1, mem, 0)
+	p := mustPin(t, c, 1, mem, 0)
 	if err := p.Close(); !errors.Is(err, driver.ErrBusy) {
 		t.Errorf("a pin that the NIC keeps was closed: %v", err)
 	}
@@ -180,8 +181,8 @@ func TestUnmapThatFails(t *testing.T) {
 	f, c := fixture(t, 1)
 	openRails(t, c, f, 1)
 	mem := pages(t, 4096)
-	p := pin(t, c, 0, mem, 0)
-	require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
+	p := mustPin(t, c, 0, mem, 0)
+	require.NoError(t, mapRange(c, 1, mem, []Pin{p}, 1))
 	key, err := c.Grant(1, 0, 0, 0)
 	require.NoError(t, err)
 	f.Device(0).Set("deregister_busy", 1)
@@ -201,8 +202,8 @@ func TestRevokeOfADeviceThatIsGone(t *testing.T) {
 	f, c := fixture(t, 2)
 	openRails(t, c, f, 2)
 	mem := pages(t, 4096)
-	p := pin(t, c, 0, mem, 0)
-	require.NoError(t, c.Map(1, mem, []*Pin{p, pin(t, c, 1, mem, 0)}, 3))
+	p := mustPin(t, c, 0, mem, 0)
+	require.NoError(t, mapRange(c, 1, mem, []Pin{p, mustPin(t, c, 1, mem, 0)}, 3))
 	for rail := range 2 {
 		if _, err := c.Grant(1, rail, 0, 0); err != nil {
 			t.Fatal(err)
@@ -228,12 +229,12 @@ func TestRegistrationThatFails(t *testing.T) {
 	openRails(t, c, f, 1)
 	mem := pages(t, 1<<20)
 	f.Device(0).Set("locked_kib", f.Device(0).Get("kib_locked")+1500)
-	p := pin(t, c, 0, mem, 0)
-	if _, err := c.Pin(0, mem, 0); !errors.Is(err, syscall.ENOMEM) ||
+	p := mustPin(t, c, 0, mem, 0)
+	if _, err := c.Pin(0, rangeOf(mem), 0); !errors.Is(err, syscall.ENOMEM) ||
 		!strings.Contains(err.Error(), "ulimit -l") {
 		t.Errorf("beyond the limit of locked memory: %v", err)
 	}
-	require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
+	require.NoError(t, mapRange(c, 1, mem, []Pin{p}, 1))
 	if _, err := c.Grant(1, 0, 0, 0); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("granted beyond the limit of locked memory: %v", err)
 	}
@@ -244,7 +245,7 @@ func TestRegistrationThatFails(t *testing.T) {
 	gone := pages(t, 8192)
 	require.NoError(t, syscall.Mprotect(gone, syscall.PROT_NONE))
 	f.Device(0).Set("register_errno", uint32(syscall.EFAULT))
-	if _, err := c.Pin(0, gone, 0); !errors.Is(err, syscall.EFAULT) {
+	if _, err := c.Pin(0, rangeOf(gone), 0); !errors.Is(err, syscall.EFAULT) {
 		t.Errorf("memory that is not there: %v", err)
 	}
 }
@@ -254,11 +255,11 @@ func TestGrantsOfManyAtOnce(t *testing.T) {
 	f, c := fixture(t, 1)
 	openRails(t, c, f, 1)
 	mem := pages(t, 4096)
-	p := pin(t, c, 0, mem, 0)
+	p := mustPin(t, c, 0, mem, 0)
 	f.Device(0).Set("register_us", 300)
 	f.Device(0).Set("deregister_us", 300)
 	for round := range 5 {
-		require.NoError(t, c.Map(1, mem, []*Pin{p}, 1))
+		require.NoError(t, mapRange(c, 1, mem, []Pin{p}, 1))
 		keys := make([]uint32, 8)
 		var all sync.WaitGroup
 		for i := range keys {
@@ -291,13 +292,13 @@ func TestCloseWhileMemoryIsRegistered(t *testing.T) {
 	f, c := fixture(t, 1)
 	openRails(t, c, f, 1)
 	mem := pages(t, 4096)
-	kept := pin(t, c, 0, mem, 0)
-	require.NoError(t, c.Map(1, mem, []*Pin{kept}, 1))
+	kept := mustPin(t, c, 0, mem, 0)
+	require.NoError(t, mapRange(c, 1, mem, []Pin{kept}, 1))
 	f.Device(0).Set("register_us", 20000)
 	var all sync.WaitGroup
-	pins := make([]*Pin, 4)
+	pins := make([]Pin, 4)
 	for i := range pins {
-		all.Go(func() { pins[i], _ = c.Pin(0, mem, 0) })
+		all.Go(func() { pins[i], _ = c.Pin(0, rangeOf(mem), 0) })
 	}
 	all.Go(func() { c.Grant(1, 0, 0, 0) })
 	time.Sleep(5 * time.Millisecond)

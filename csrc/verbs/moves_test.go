@@ -21,6 +21,12 @@ import (
 // baseOf is the address that the peer's requests name.
 func baseOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }
 
+func rangeOf(mem []byte) Range { return Range{Addr: baseOf(mem), Len: uint64(len(mem)), FD: -1} }
+
+func mapRange(c *Context, key uint32, mem []byte, pins []Pin, prefer uint32) error {
+	return c.Map(key, baseOf(mem), uint64(len(mem)), pins, prefer)
+}
+
 // TestGathersEntries counts requests: as many entries go into one as the device takes.
 func TestGathersEntries(t *testing.T) {
 	l := openLink(t, fakeDevices(t, 1), testShape{})

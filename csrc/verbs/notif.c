@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages: numbered, in order, each once. The owner gives back credit as its program takes them,
- * so that each finds a receive that is posted and a place in the inbox.
+ * Memory for messages: frames of outgoing ones, and inboxes of received ones. An initiator numbers
+ * its messages. The owner delivers each once, in order, and sends credit as its program takes them:
+ * so each message finds a posted receive and room in the inbox. send.c and arrive.c use this.
  */
 #define _GNU_SOURCE
 #include "pair.h"
@@ -17,15 +18,15 @@ int sl_verbs_make_inbox(struct sl_verbs_conn *n)
 	uint32_t len = n->context->config.notifs;
 
 	if (box)
-		box->posts = calloc(len, sizeof(box->posts[0]));
-	if (!box || !box->posts) {
+		box->messages = calloc(len, sizeof(box->messages[0]));
+	if (!box || !box->messages) {
 		free(box);
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < len; i++) {
-		box->posts[i].box = box;
-		box->posts[i].next = box->free;
-		box->free = &box->posts[i];
+		box->messages[i].box = box;
+		box->messages[i].next = box->free_messages;
+		box->free_messages = &box->messages[i];
 	}
 	box->conn = n;
 	box->id = n->id;
@@ -40,11 +41,11 @@ void sl_verbs_free_inbox(struct sl_verbs_inbox *box)
 {
 	box->prev->next = box->next;
 	box->next->prev = box->prev;
-	free(box->posts);
+	free(box->messages);
 	free(box);
 }
 
-void sl_verbs_leave_inbox(struct sl_verbs_conn *n)
+void sl_verbs_detach_inbox(struct sl_verbs_conn *n)
 {
 	struct sl_verbs_inbox *box = n->inbox;
 
@@ -56,7 +57,7 @@ void sl_verbs_leave_inbox(struct sl_verbs_conn *n)
 		sl_verbs_free_inbox(box);
 }
 
-void sl_verbs_empty(struct sl_verbs_context *c)
+void sl_verbs_free_inboxes(struct sl_verbs_context *c)
 {
 	struct sl_verbs_inbox *head = &c->traffic->inboxes;
 
@@ -71,12 +72,12 @@ void sl_verbs_free_frame(struct sl_verbs_conn *n, struct sl_verbs_frame *s)
 	sl_verbs_wake_sender(n);
 }
 
-/* A sender that was refused for want of credit learns of it, also if it has not armed yet. */
 void sl_verbs_wake_sender(struct sl_verbs_conn *n)
 {
 	if (!n->was_refused)
 		return;
 	n->was_refused = 0;
+	/* It finds due when it arms, if it has not armed yet. */
 	__atomic_store_n(&n->context->ring->due, 1, __ATOMIC_SEQ_CST);
 	sl_verbs_wake_poller(n->context);
 }
@@ -100,7 +101,7 @@ void sl_verbs_unqueue_notif(struct sl_verbs_batch *b)
 	b->notif = NULL;
 }
 
-void sl_verbs_drop_frame(struct sl_verbs_conn *n, struct sl_verbs_record *r)
+void sl_verbs_free_frame_of(struct sl_verbs_conn *n, struct sl_verbs_record *r)
 {
 	if (r->frame)
 		sl_verbs_free_frame(n, r->frame);

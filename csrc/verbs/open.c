@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-/* What Go reads. */
+/* Go reads the ring. */
 static int make_ring(struct sl_verbs_context *c)
 {
 	size_t bytes = sizeof(*c->ring) + c->config.batches * sizeof(c->ring->done[0]);
@@ -35,13 +35,11 @@ int sl_verbs_open(const struct sl_verbs_config *config, struct sl_verbs_context 
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-	pthread_cond_init(&c->news, &clock);
+	pthread_cond_init(&c->changed, &clock);
 	pthread_condattr_destroy(&clock);
 	rc = make_ring(c);
 	if (rc == 0)
 		rc = sl_verbs_traffic_open(c);
-	if (rc == 0)
-		rc = sl_verbs_traffic_start(c);
 	if (rc != 0) {
 		sl_verbs_free(c);
 		return rc;
@@ -56,18 +54,18 @@ int sl_verbs_close(struct sl_verbs_context *c)
 
 	sl_verbs_lock(c);
 	first = !c->closed;
-	c->closed = 1; /* a call from now on is answered -EBADF */
+	c->closed = 1; /* further calls get -EBADF */
 	sl_verbs_unlock(c);
 	if (!first)
 		return 0;
 	rc = sl_verbs_traffic_stop(c);
 	sl_verbs_lock(c);
 	while (c->registering)
-		pthread_cond_wait(&c->news, &c->lock);
+		pthread_cond_wait(&c->changed, &c->lock);
 	sl_verbs_unlock(c);
-	sl_verbs_forget_memory(c);
-	for (uint32_t i = 0; i < c->ports_len; i++)
-		sl_verbs_port_close(c->ports[i]);
+	sl_verbs_deregister_all(c);
+	for (uint32_t i = 0; i < c->rails_len; i++)
+		sl_verbs_rail_close(c->rails[i]);
 	return rc;
 }
 
@@ -78,14 +76,14 @@ void sl_verbs_free(struct sl_verbs_context *c)
 		next = p->next;
 		free(p);
 	}
-	for (uint32_t i = 0; i < c->ports_len; i++)
-		free(c->ports[i]);
+	for (uint32_t i = 0; i < c->rails_len; i++)
+		free(c->rails[i]);
 	for (uint32_t i = 0; i < SL_VERBS_CHUNKS; i++) {
 		for (uint32_t k = 0; c->chunks[i] && k < SL_VERBS_CHUNK; k++)
 			free(c->chunks[i][k]);
 		free(c->chunks[i]);
 	}
-	pthread_cond_destroy(&c->news);
+	pthread_cond_destroy(&c->changed);
 	pthread_mutex_destroy(&c->lock);
 	free(c->ring);
 	free(c);

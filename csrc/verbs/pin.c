@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory pinned for the NIC to work on for us: no peer reaches it by that. */
+/* Pins: ranges that a NIC knows for local use. No peer can reach memory by a pin. */
 #define _GNU_SOURCE
 #include "context.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-struct ibv_mr *sl_verbs_enroll(struct sl_verbs_port *p, void *base, uint64_t len, uint64_t at,
-			       unsigned access, uint32_t flags, const struct sl_verbs_dmabuf *d)
+struct ibv_mr *sl_verbs_register(struct sl_verbs_rail *p, void *base, uint64_t len, uint64_t at,
+				 unsigned access, uint32_t flags, const struct sl_verbs_dmabuf *d)
 {
 	if (flags & SL_VERBS_RELAXED)
 		access |= IBV_ACCESS_RELAXED_ORDERING; /* drivers that cannot do it leave it out */
@@ -22,7 +22,7 @@ struct ibv_mr *sl_verbs_enroll(struct sl_verbs_port *p, void *base, uint64_t len
 	return sl_verbs.ibv_reg_mr_iova2(p->pd, base, len, at, access);
 }
 
-int sl_verbs_keep_rails(struct sl_verbs_context *c)
+int sl_verbs_begin_registering(struct sl_verbs_context *c)
 {
 	if (c->closed)
 		return -EBADF;
@@ -30,13 +30,13 @@ int sl_verbs_keep_rails(struct sl_verbs_context *c)
 	return 0;
 }
 
-void sl_verbs_free_rails(struct sl_verbs_context *c)
+void sl_verbs_end_registering(struct sl_verbs_context *c)
 {
 	c->registering--;
-	pthread_cond_broadcast(&c->news);
+	pthread_cond_broadcast(&c->changed);
 }
 
-int sl_verbs_ended(const struct sl_verbs_port *p, int error)
+int sl_verbs_end_error(const struct sl_verbs_rail *p, int error)
 {
 	return error == EIO && p->pulled ? 0 : error;
 }
@@ -50,8 +50,8 @@ int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t
 	if (!pin)
 		return -ENOMEM;
 	sl_verbs_lock(c);
-	pin->port = sl_verbs_port_of(c, rail);
-	rc = !pin->port || len == 0 ? -EINVAL : sl_verbs_keep_rails(c);
+	pin->rail = sl_verbs_rail_of(c, rail);
+	rc = !pin->rail || len == 0 ? -EINVAL : sl_verbs_begin_registering(c);
 	sl_verbs_unlock(c);
 	if (rc != 0) {
 		free(pin);
@@ -62,8 +62,8 @@ int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t
 	pin->flags = flags;
 	pin->dmabuf = d ? *d : (struct sl_verbs_dmabuf){.fd = -1};
 	pin->mr =
-	    sl_verbs_enroll(pin->port, base, len, (uintptr_t)base,
-			    flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);
+	    sl_verbs_register(pin->rail, base, len, (uintptr_t)base,
+			      flags & SL_VERBS_READ_ONLY ? 0 : IBV_ACCESS_LOCAL_WRITE, flags, d);
 	if (!pin->mr)
 		rc = errno ? -errno : -EINVAL;
 	sl_verbs_lock(c);
@@ -74,7 +74,7 @@ int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t
 		c->pins = pin;
 		*out = pin;
 	}
-	sl_verbs_free_rails(c);
+	sl_verbs_end_registering(c);
 	sl_verbs_unlock(c);
 	if (rc != 0)
 		free(pin);
@@ -83,7 +83,7 @@ int sl_verbs_pin(struct sl_verbs_context *c, uint32_t rail, void *base, uint64_t
 
 int sl_verbs_unpin(struct sl_verbs_pin *pin)
 {
-	struct sl_verbs_context *c = pin->port->context;
+	struct sl_verbs_context *c = pin->rail->context;
 	struct ibv_mr *mr;
 	int rc;
 
@@ -99,7 +99,7 @@ int sl_verbs_unpin(struct sl_verbs_pin *pin)
 	if (mr)
 		rc = sl_verbs.ibv_dereg_mr(mr);
 	sl_verbs_lock(c);
-	rc = -sl_verbs_ended(pin->port, rc);
+	rc = -sl_verbs_end_error(pin->rail, rc);
 	pin->users--;
 	if (rc == 0) {
 		if (pin->prev)
@@ -109,7 +109,7 @@ int sl_verbs_unpin(struct sl_verbs_pin *pin)
 		if (pin->next)
 			pin->next->prev = pin->prev;
 	}
-	sl_verbs_free_rails(c);
+	sl_verbs_end_registering(c);
 	sl_verbs_unlock(c);
 	if (rc == 0)
 		free(pin);

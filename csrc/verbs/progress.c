@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lock of a context, the thread that takes completions when no other does, and waiting. */
+/*
+ * The thread of a context. It takes completions when no caller does, handles the events of devices,
+ * gives up queue pairs that do not drain, and sleeps when nothing is under way.
+ */
 #define _GNU_SOURCE
 #include "../spin.h"
 #include "pair.h"
@@ -12,8 +15,8 @@
 #include <unistd.h>
 
 /*
- * How often the thread looks at what devices say while it is busy, and at the time while queue
- * pairs drain.
+ * How often a busy thread checks for events of devices, and how often a sleeping one checks the
+ * deadlines of draining queue pairs.
  */
 #define TICK_NS 1000000u
 #define DRAIN_TICK_MS 10
@@ -23,28 +26,29 @@
  */
 #define QUEUED_TICK_MS 100
 /*
- * How often the thread runs sl_verbs_watch while it sleeps, since a post does not wake it.
+ * How often the thread runs sl_verbs_fail_stalled while it sleeps, since a post does not wake it.
  */
-#define WATCH_TICK_MS 1000
+#define STALL_TICK_MS 1000
 /* Completion queue events are acknowledged in groups of this size. */
 #define EVENTS 64
 /*
- * How long the thread stands back, in ns: a caller that drove it, or submitted, may lose its core.
- * A caller that is about to sleep says so first, and is not kept waiting.
+ * How long the thread stands back for a caller that takes completions or submits, in ns. It is
+ * bounded, since the caller may lose its CPU. One that is about to sleep ends it at once, by
+ * arming.
  */
 #define PAUSE_MIN 20000
 #define PAUSE_MAX 2000000
 
-/* The channel says once that there is something; what it has said is over. */
-static void take_channel_events(struct sl_verbs_port *p)
+/* Takes the events of the channel, which reports one completion each time that it is armed. */
+static void take_channel_events(struct sl_verbs_rail *p)
 {
 	struct ibv_cq *cq;
 	void *arg;
 
 	while (sl_verbs.ibv_get_cq_event(p->channel, &cq, &arg) == 0) {
-		uint32_t *events = cq == p->sends ? &p->sends_events : &p->receives_events;
+		uint32_t *events = cq == p->send_cq ? &p->send_events : &p->receive_events;
 
-		p->pairs->armed = 0;
+		p->traffic->armed = 0;
 		if (++*events == EVENTS) {
 			sl_verbs.ibv_ack_cq_events(cq, EVENTS);
 			*events = 0;
@@ -52,49 +56,49 @@ static void take_channel_events(struct sl_verbs_port *p)
 	}
 }
 
-/* What the descriptors say. Under the lock. */
+/* Handles what the descriptors of the rails report. Under the lock. */
 static void check_descriptors(struct sl_verbs_context *c)
 {
-	for (uint32_t i = 0; i < c->ports_len; i++) {
-		struct sl_verbs_port *p = c->ports[i];
+	for (uint32_t i = 0; i < c->rails_len; i++) {
+		struct sl_verbs_rail *p = c->rails[i];
 
-		if (!p->pairs)
+		if (!p->traffic)
 			continue;
-		if (p->pairs->armed)
+		if (p->traffic->armed)
 			take_channel_events(p);
 		sl_verbs_handle_events(p);
 	}
 }
 
-/* Whether there is nothing: from now on the channels speak when there is. Under the lock. */
-static int arm(struct sl_verbs_context *c)
+/* Makes the channels report the next completions. Whether there is none now. Under the lock. */
+static int arm_channels(struct sl_verbs_context *c)
 {
-	for (uint32_t i = 0; i < c->ports_len; i++) {
-		struct sl_verbs_port *p = c->ports[i];
+	for (uint32_t i = 0; i < c->rails_len; i++) {
+		struct sl_verbs_rail *p = c->rails[i];
 
-		if (!p->pairs || p->pairs->armed || p->gone)
+		if (!p->traffic || p->traffic->armed || p->gone)
 			continue;
-		/* A device that does not take them is going, and says so elsewhere. */
-		(void)sl_verbs_req_notify_cq(p->sends);
-		(void)sl_verbs_req_notify_cq(p->receives);
-		p->pairs->armed = 1;
+		/* Fails only for a device that is being removed, of which an event tells. */
+		(void)sl_verbs_req_notify_cq(p->send_cq);
+		(void)sl_verbs_req_notify_cq(p->receive_cq);
+		p->traffic->armed = 1;
 	}
 	return sl_verbs_step(c) == 0;
 }
 
-/* How long it may sleep in ms, unless something comes; -1: as long as it likes. */
+/* How long the thread may sleep without an event, in ms; -1: without limit. */
 static int sleep_max_ms(const struct sl_verbs_context *c)
 {
-	uint64_t watch;
+	uint64_t interval;
 
 	if (c->traffic->draining)
 		return DRAIN_TICK_MS;
-	if (c->traffic->pump_queue)
+	if (c->traffic->queued_conns)
 		return QUEUED_TICK_MS;
 	if (!c->config.stall_ns || c->traffic->conns.next == &c->traffic->conns)
 		return -1;
-	watch = c->config.stall_ns / SL_VERBS_WATCHES / 1000000u + 1;
-	return watch < WATCH_TICK_MS ? (int)watch : WATCH_TICK_MS;
+	interval = c->config.stall_ns / SL_VERBS_STALL_CHECKS / 1000000u + 1;
+	return interval < STALL_TICK_MS ? (int)interval : STALL_TICK_MS;
 }
 
 static void clear_event(struct sl_verbs_traffic *t)
@@ -104,14 +108,14 @@ static void clear_event(struct sl_verbs_traffic *t)
 	(void)!read(t->event_fd, &n, sizeof(n));
 }
 
-static void sleep_until_something(struct sl_verbs_context *c)
+static void sleep_until_event(struct sl_verbs_context *c)
 {
 	struct sl_verbs_traffic *t = c->traffic;
 	struct epoll_event e;
 	int quiet, timeout, n;
 
-	sl_verbs_enter(c);
-	quiet = arm(c);
+	sl_verbs_lock(c);
+	quiet = arm_channels(c);
 	timeout = sleep_max_ms(c);
 	sl_verbs_unlock(c);
 	if (!quiet)
@@ -122,16 +126,13 @@ static void sleep_until_something(struct sl_verbs_context *c)
 	clear_event(t);
 }
 
-/* A poller sleeps, or is about to: it is for the thread to find what wakes it. */
+/* Whether the program sleeps, or is about to: then the thread takes its completions. */
 static int poller_sleeps(struct sl_verbs_context *c)
 {
 	return __atomic_load_n(&c->ring->armed, __ATOMIC_SEQ_CST) != 0;
 }
 
-/*
- * Sleeps a moment while a caller takes the completions. A caller that arms then looks whether it
- * does.
- */
+/* Sleeps while a caller takes the completions. The caller wakes the thread when it arms. */
 static void stand_back(struct sl_verbs_context *c, long ns)
 {
 	struct sl_verbs_traffic *t = c->traffic;
@@ -144,29 +145,19 @@ static void stand_back(struct sl_verbs_context *c, long ns)
 	atomic_store(&t->standing_back, 0);
 }
 
-/* However busy it is, devices are heard. */
-static void tick(struct sl_verbs_context *c, uint64_t now, uint64_t *ticked)
+/* What the thread does at intervals, however busy it is. */
+static void check_rest(struct sl_verbs_context *c, uint64_t now, uint64_t *ticked)
 {
 	if (now - *ticked < TICK_NS)
 		return;
 	*ticked = now;
-	sl_verbs_enter(c);
+	sl_verbs_lock(c);
 	check_descriptors(c);
-	sl_verbs_tick(c, now);
-	sl_verbs_watch(c, now);
-	if (c->traffic->pump_queue)
-		sl_verbs_pump_queued(c);
+	sl_verbs_give_up_draining(c, now);
+	sl_verbs_fail_stalled(c, now);
+	if (c->traffic->queued_conns)
+		sl_verbs_post_queued(c);
 	sl_verbs_unlock(c);
-}
-
-static unsigned look(struct sl_verbs_context *c)
-{
-	unsigned n;
-
-	sl_verbs_enter(c);
-	n = sl_verbs_step(c);
-	sl_verbs_unlock(c);
-	return n;
 }
 
 void *sl_verbs_progress(void *context)
@@ -175,15 +166,15 @@ void *sl_verbs_progress(void *context)
 	struct sl_verbs_traffic *t = c->traffic;
 	uint64_t last = sl_verbs_now(), ticked = 0, now;
 	uint32_t seen = 0;
+	unsigned taken;
 	long pause = PAUSE_MIN;
 
 	while (!atomic_load(&t->stop)) {
 		uint32_t drives = atomic_load_explicit(&t->drives, memory_order_relaxed);
 
 		now = sl_verbs_now();
-		tick(c, now, &ticked);
-		if (drives != seen &&
-		    !poller_sleeps(c)) { /* a caller was here since we looked, and goes on */
+		check_rest(c, now, &ticked);
+		if (drives != seen && !poller_sleeps(c)) { /* a caller came since the last step */
 			seen = drives;
 			stand_back(c, pause);
 			pause = pause < PAUSE_MAX ? pause * 2 : PAUSE_MAX;
@@ -192,12 +183,15 @@ void *sl_verbs_progress(void *context)
 		}
 		seen = drives;
 		pause = PAUSE_MIN;
-		if (look(c)) {
+		sl_verbs_lock(c);
+		taken = sl_verbs_step(c);
+		sl_verbs_unlock(c);
+		if (taken) {
 			last = now;
 		} else if (now - last >= c->config.spin_ns) {
-			sleep_until_something(c);
+			sleep_until_event(c);
 			last = sl_verbs_now();
-			ticked = 0; /* whatever woke it */
+			ticked = 0; /* an event may have woken it */
 		}
 		sl_verbs_yield_lock(t);
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rails: a port of a device, with its queues and its receives. */
+/* Rails: a rail is a port of a device that is open, with its queues and its receives. */
 #define _GNU_SOURCE
 #include "context.h"
 
@@ -12,8 +12,8 @@
 #define SGE_MAX 32     /* entries of a request: 32 pages of 656 bytes are 20 KiB */
 #define READS_MAX 128
 
-/* The reason in words, for a person; error is positive. */
-static int say(char *why, size_t size, const char *device, const char *what, int error)
+/* Writes the reason of a failure to why, and returns -error. error is positive. */
+static int explain(char *why, size_t size, const char *device, const char *what, int error)
 {
 	char text[96];
 
@@ -37,7 +37,7 @@ static struct ibv_context *open_device(const char *name, char *why, size_t size,
 	errno = 0;
 	list = sl_verbs.ibv_get_device_list(&n);
 	if (!list) {
-		*rc = say(why, size, name, "list the devices", errno ? errno : ENOSYS);
+		*rc = explain(why, size, name, "list the devices", errno ? errno : ENOSYS);
 		return NULL;
 	}
 	for (int i = 0; i < n && !found; i++) {
@@ -51,17 +51,10 @@ static struct ibv_context *open_device(const char *name, char *why, size_t size,
 		snprintf(why, size, "there is no device %s among %d", name, n);
 		*rc = -ENODEV;
 	} else if (!device) {
-		*rc = say(why, size, name, "open the device", errno ? errno : ENODEV);
+		*rc = explain(why, size, name, "open the device", errno ? errno : ENODEV);
 	}
 	sl_verbs.ibv_free_device_list(list);
 	return device;
-}
-
-static int query_port(struct sl_verbs_port *p, struct ibv_port_attr *attr)
-{
-	memset(attr, 0, sizeof(*attr));
-	return sl_verbs.ibv_query_port(p->device, p->config.port,
-				       (struct _compat_ibv_port_attr *)attr);
 }
 
 static int unblock(int fd)
@@ -76,8 +69,8 @@ static uint32_t at_most(uint64_t want, int limit)
 	return limit > 0 && want > (uint64_t)limit ? (uint32_t)limit : (uint32_t)want;
 }
 
-/* What the port and its place in the table of GIDs are. */
-static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *name)
+/* Queries the device, the port and the GID. */
+static int query_rail(struct sl_verbs_rail *p, char *why, size_t size, const char *name)
 {
 	static const uint8_t none[16];
 	struct ibv_port_attr attr;
@@ -85,15 +78,17 @@ static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *na
 	int rc = sl_verbs.ibv_query_device(p->device, &p->limits);
 
 	if (rc != 0)
-		return say(why, size, name, "query the device", rc);
+		return explain(why, size, name, "query the device", rc);
 	if (p->config.port == 0 || p->config.port > p->limits.phys_port_cnt) {
 		snprintf(why, size, "%s: no port %d: it has %d", name, p->config.port,
 			 p->limits.phys_port_cnt);
 		return -EINVAL;
 	}
-	rc = query_port(p, &attr);
+	memset(&attr, 0, sizeof(attr));
+	rc = sl_verbs.ibv_query_port(p->device, p->config.port,
+				     (struct _compat_ibv_port_attr *)&attr);
 	if (rc != 0)
-		return say(why, size, name, "query the port", rc);
+		return explain(why, size, name, "query the port", rc);
 	memset(&gid, 0, sizeof(gid));
 	if (p->config.gid >= attr.gid_tbl_len ||
 	    sl_verbs.ibv_query_gid(p->device, p->config.port, p->config.gid, &gid) != 0 ||
@@ -106,7 +101,6 @@ static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *na
 	p->info.mtu = (uint8_t)attr.active_mtu;
 	if (p->config.mtu && p->config.mtu < p->info.mtu)
 		p->info.mtu = p->config.mtu;
-	p->info.state = (uint8_t)attr.state;
 	p->info.link_layer = attr.link_layer;
 	p->info.lid = attr.lid;
 	p->info.reads =
@@ -114,10 +108,10 @@ static int learn(struct sl_verbs_port *p, char *why, size_t size, const char *na
 	return 0;
 }
 
-static int make_queues(struct sl_verbs_port *p, char *why, size_t size, const char *name)
+static int make_queues(struct sl_verbs_rail *p, char *why, size_t size, const char *name)
 {
 	const struct sl_verbs_config *c = &p->context->config;
-	uint64_t slots = (uint64_t)c->conns * ((uint64_t)c->notifs + SL_VERBS_SPARE);
+	uint64_t receives = (uint64_t)c->conns * ((uint64_t)c->notifs + SL_VERBS_SPARE);
 	uint64_t sends = 2 * (uint64_t)c->conns * ((uint64_t)c->depth + SL_VERBS_SPARE);
 	struct ibv_srq_init_attr srq = {.attr = {.max_sge = 1}};
 	int rc = unblock(p->device->async_fd);
@@ -125,38 +119,39 @@ static int make_queues(struct sl_verbs_port *p, char *why, size_t size, const ch
 	errno = rc;
 	p->pd = rc == 0 ? sl_verbs.ibv_alloc_pd(p->device) : NULL;
 	if (!p->pd)
-		return say(why, size, name, "make a protection domain", errno);
+		return explain(why, size, name, "make a protection domain", errno);
 	p->channel = sl_verbs.ibv_create_comp_channel(p->device);
 	if (!p->channel || unblock(p->channel->fd) != 0)
-		return say(why, size, name, "make a channel of completions", errno);
-	p->slots = at_most(at_most(slots, p->limits.max_srq_wr), p->limits.max_cqe);
-	p->sends = sl_verbs.ibv_create_cq(p->device, (int)at_most(sends, p->limits.max_cqe), p,
-					  p->channel, 0);
-	p->receives =
-	    p->sends ? sl_verbs.ibv_create_cq(p->device, (int)p->slots, p, p->channel, 0) : NULL;
-	if (!p->receives)
-		return say(why, size, name, "make a completion queue", errno);
-	srq.attr.max_wr = p->slots;
+		return explain(why, size, name, "make a channel of completions", errno);
+	p->receives_max = at_most(at_most(receives, p->limits.max_srq_wr), p->limits.max_cqe);
+	p->send_cq = sl_verbs.ibv_create_cq(p->device, (int)at_most(sends, p->limits.max_cqe), p,
+					    p->channel, 0);
+	p->receive_cq =
+	    p->send_cq ? sl_verbs.ibv_create_cq(p->device, (int)p->receives_max, p, p->channel, 0)
+		       : NULL;
+	if (!p->receive_cq)
+		return explain(why, size, name, "make a completion queue", errno);
+	srq.attr.max_wr = p->receives_max;
 	p->srq = sl_verbs.ibv_create_srq(p->pd, &srq);
-	return p->srq ? 0 : say(why, size, name, "make a shared receive queue", errno);
+	return p->srq ? 0 : explain(why, size, name, "make a shared receive queue", errno);
 }
 
-/* One tray, so that a limit of locked memory is told of here. */
-static int make_receives(struct sl_verbs_port *p, char *why, size_t size, const char *name)
+/* The first receives: they show whether the limit of locked memory allows any. */
+static int make_receives(struct sl_verbs_rail *p, char *why, size_t size, const char *name)
 {
 	int rc;
 
-	p->trays_max = (p->slots + SL_VERBS_TRAY - 1) / SL_VERBS_TRAY;
-	p->trays = calloc(p->trays_max, sizeof(*p->trays));
-	rc = p->trays ? sl_verbs_grow_receives(p) : -ENOMEM;
-	return rc == 0 ? 0 : say(why, size, name, "register the room for messages", -rc);
+	p->buffers_max = (p->receives_max + SL_VERBS_BUFFERS - 1) / SL_VERBS_BUFFERS;
+	p->buffers = calloc(p->buffers_max, sizeof(*p->buffers));
+	rc = p->buffers ? sl_verbs_grow_receives(p) : -ENOMEM;
+	return rc == 0 ? 0 : explain(why, size, name, "register the room for messages", -rc);
 }
 
-static int fits(struct sl_verbs_port *p, uint32_t depth, uint32_t entries, uint32_t bytes)
+static int can_make_qp(struct sl_verbs_rail *p, uint32_t depth, uint32_t entries, uint32_t bytes)
 {
 	struct ibv_qp_init_attr attr = {
-	    .send_cq = p->sends,
-	    .recv_cq = p->receives,
+	    .send_cq = p->send_cq,
+	    .recv_cq = p->receive_cq,
 	    .srq = p->srq,
 	    .cap = {.max_send_wr = depth + SL_VERBS_SPARE,
 		    .max_send_sge = entries,
@@ -171,8 +166,11 @@ static int fits(struct sl_verbs_port *p, uint32_t depth, uint32_t entries, uint3
 	return 1;
 }
 
-/* What a device says it has at most, it does not have all at once: a trial tells. */
-static int measure(struct sl_verbs_port *p, char *why, size_t size, const char *name)
+/*
+ * Finds the depth, entries and inline bytes of queue pairs by trial: a device does not have all its
+ * limits at the same time.
+ */
+static int find_limits(struct sl_verbs_rail *p, char *why, size_t size, const char *name)
 {
 	uint32_t depth = at_most(p->context->config.depth, p->limits.max_qp_wr - SL_VERBS_SPARE);
 	uint32_t entries = at_most(at_most(at_most(SGE_MAX, p->config.entries), p->limits.max_sge),
@@ -182,7 +180,7 @@ static int measure(struct sl_verbs_port *p, char *why, size_t size, const char *
 	for (; depth > 0; depth /= 2)
 		for (uint32_t e = entries; e > 0; e /= 2)
 			for (bytes = SL_VERBS_INLINE;; bytes = bytes > 32 ? bytes / 2 : 0) {
-				if (fits(p, depth, e, bytes)) {
+				if (can_make_qp(p, depth, e, bytes)) {
 					p->info.depth_max = depth;
 					p->info.sge_max = e;
 					p->info.inline_max = bytes;
@@ -191,14 +189,14 @@ static int measure(struct sl_verbs_port *p, char *why, size_t size, const char *
 				if (bytes == 0)
 					break;
 			}
-	return say(why, size, name, "make a queue pair", errno);
+	return explain(why, size, name, "make a queue pair", errno);
 }
 
 /*
- * Whether memory of other devices can be registered: the wrong descriptor is only told apart by who
- * can.
+ * Whether the driver can register dma-bufs: such a driver answers EBADF for a descriptor that is
+ * not open.
  */
-static int knows_dmabuf(struct sl_verbs_port *p)
+static int knows_dmabuf(struct sl_verbs_rail *p)
 {
 	struct ibv_mr *mr;
 
@@ -211,36 +209,37 @@ static int knows_dmabuf(struct sl_verbs_port *p)
 	return mr || errno == EBADF;
 }
 
-static int build(struct sl_verbs_port *p, const char *name, char *why, size_t size)
+static int open_objects(struct sl_verbs_rail *p, const char *name, char *why, size_t size)
 {
 	int rc = 0;
 
 	p->device = open_device(name, why, size, &rc);
 	if (rc == 0)
-		rc = learn(p, why, size, name);
+		rc = query_rail(p, why, size, name);
 	if (rc == 0)
 		rc = make_queues(p, why, size, name);
 	if (rc == 0)
 		rc = make_receives(p, why, size, name);
 	if (rc == 0)
-		rc = measure(p, why, size, name);
+		rc = find_limits(p, why, size, name);
 	if (rc == 0)
 		p->info.dmabuf = knows_dmabuf(p) != 0;
 	return rc;
 }
 
 /*
- * What build has made so far. The struct stays: counters are read as long as the context is there.
+ * Closes what open_objects has made so far. The struct stays: counters are read as long as the
+ * context is there.
  */
-static void tear_down(struct sl_verbs_port *p)
+static void close_objects(struct sl_verbs_rail *p)
 {
 	if (p->srq)
 		sl_verbs.ibv_destroy_srq(p->srq);
-	sl_verbs_forget_receives(p);
-	if (p->receives)
-		sl_verbs.ibv_destroy_cq(p->receives);
-	if (p->sends)
-		sl_verbs.ibv_destroy_cq(p->sends);
+	sl_verbs_free_receives(p);
+	if (p->receive_cq)
+		sl_verbs.ibv_destroy_cq(p->receive_cq);
+	if (p->send_cq)
+		sl_verbs.ibv_destroy_cq(p->send_cq);
 	if (p->channel)
 		sl_verbs.ibv_destroy_comp_channel(p->channel);
 	if (p->pd)
@@ -248,48 +247,48 @@ static void tear_down(struct sl_verbs_port *p)
 	if (p->device)
 		sl_verbs.ibv_close_device(p->device);
 	p->srq = NULL;
-	p->sends = p->receives = NULL;
+	p->send_cq = p->receive_cq = NULL;
 	p->channel = NULL;
 	p->pd = NULL;
 	p->device = NULL;
 }
 
-void sl_verbs_port_close(struct sl_verbs_port *p)
+void sl_verbs_rail_close(struct sl_verbs_rail *p)
 {
-	sl_verbs_pairs_close(p);
-	/* Completions that are not acknowledged would be waited for. */
-	if (p->sends && p->sends_events)
-		sl_verbs.ibv_ack_cq_events(p->sends, p->sends_events);
-	if (p->receives && p->receives_events)
-		sl_verbs.ibv_ack_cq_events(p->receives, p->receives_events);
-	p->sends_events = p->receives_events = 0;
-	tear_down(p);
+	sl_verbs_rail_traffic_close(p);
+	/* ibv_destroy_cq waits for events that are not acknowledged. */
+	if (p->send_cq && p->send_events)
+		sl_verbs.ibv_ack_cq_events(p->send_cq, p->send_events);
+	if (p->receive_cq && p->receive_events)
+		sl_verbs.ibv_ack_cq_events(p->receive_cq, p->receive_events);
+	p->send_events = p->receive_events = 0;
+	close_objects(p);
 }
 
-static int publish(struct sl_verbs_context *c, struct sl_verbs_port *p, char *why, size_t size)
+static int add_rail(struct sl_verbs_context *c, struct sl_verbs_rail *p, char *why, size_t size)
 {
 	int rc;
 
 	if (c->closed)
 		return -EBADF;
-	if (c->ports_len == SL_VERBS_RAILS) {
+	if (c->rails_len == SL_VERBS_RAILS) {
 		snprintf(why, size, "there are %d rails already", SL_VERBS_RAILS);
 		return -ENOSPC;
 	}
-	p->index = c->ports_len;
-	rc = sl_verbs_pairs_open(p);
+	p->index = c->rails_len;
+	rc = sl_verbs_rail_traffic_open(p);
 	if (rc != 0) {
 		snprintf(why, size, "no memory, or descriptors, for the queue pairs of a rail");
 		return rc;
 	}
-	c->ports[c->ports_len++] = p;
+	c->rails[c->rails_len++] = p;
 	return 0;
 }
 
 int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_config *r,
 		       uint32_t *rail, char *why, size_t size)
 {
-	struct sl_verbs_port *p = calloc(1, sizeof(*p));
+	struct sl_verbs_rail *p = calloc(1, sizeof(*p));
 	int rc;
 
 	snprintf(why, size, "out of memory, or the context is closed");
@@ -298,23 +297,23 @@ int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_co
 	p->context = c;
 	p->config = *r;
 	p->config.device = NULL;
-	pthread_mutex_init(&p->growing, NULL);
+	pthread_mutex_init(&p->grow_lock, NULL);
 	sl_verbs_lock(c);
 	rc = c->closed ? -EBADF : 0;
 	c->registering += rc == 0;
 	sl_verbs_unlock(c);
 	if (rc == 0) {
-		rc = build(p, r->device, why, size);
+		rc = open_objects(p, r->device, why, size);
 		sl_verbs_lock(c);
 		if (rc == 0)
-			rc = publish(c, p, why, size);
+			rc = add_rail(c, p, why, size);
 		*rail = p->index;
 		sl_verbs_unlock(c);
 		if (rc != 0)
-			tear_down(p);
+			close_objects(p);
 		sl_verbs_lock(c);
 		c->registering--;
-		pthread_cond_broadcast(&c->news);
+		pthread_cond_broadcast(&c->changed);
 		sl_verbs_unlock(c);
 	}
 	if (rc != 0)
@@ -322,12 +321,12 @@ int sl_verbs_rail_open(struct sl_verbs_context *c, const struct sl_verbs_rail_co
 	return rc;
 }
 
-int sl_verbs_rail_info(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_rail *out)
+int sl_verbs_rail_info(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_rail_info *out)
 {
-	struct sl_verbs_port *p;
+	struct sl_verbs_rail *p;
 
 	sl_verbs_lock(c);
-	p = c->closed ? NULL : sl_verbs_port_of(c, rail);
+	p = c->closed ? NULL : sl_verbs_rail_of(c, rail);
 	if (p)
 		*out = p->info;
 	sl_verbs_unlock(c);
@@ -336,10 +335,10 @@ int sl_verbs_rail_info(struct sl_verbs_context *c, uint32_t rail, struct sl_verb
 
 int sl_verbs_rail_counters(struct sl_verbs_context *c, uint32_t rail, struct sl_verbs_counters *out)
 {
-	struct sl_verbs_port *p;
+	struct sl_verbs_rail *p;
 
 	sl_verbs_lock(c);
-	p = sl_verbs_port_of(c, rail);
+	p = sl_verbs_rail_of(c, rail);
 	if (p)
 		*out = p->counters;
 	sl_verbs_unlock(c);

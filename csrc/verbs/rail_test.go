@@ -147,7 +147,7 @@ func TestReceivesGrowWithConnections(t *testing.T) {
 	if n := d.Get("kib_locked"); n < 201*4 || n > 1500 {
 		t.Errorf("%d KiB are locked for a connection of 200 messages", n)
 	}
-	require.EqualValues(t, 256, d.Get("receives"), "trays of 64 for 201 messages and 16 more")
+	require.EqualValues(t, 256, d.Get("receives"), "blocks of 64 for 201 messages and 16 more")
 }
 
 func TestRailRefusals(t *testing.T) {
@@ -207,7 +207,7 @@ func TestNothingAfterClose(t *testing.T) {
 	if _, err := c.Rail(0); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("a rail of a closed context: %v", err)
 	}
-	if _, err := c.Pin(0, make([]byte, 1), 0); !errors.Is(err, driver.ErrClosed) {
+	if _, err := c.Pin(0, rangeOf(make([]byte, 1)), 0); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("a pin in a closed context: %v", err)
 	}
 	if err := c.Revoke(1); err == nil {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages, counts and credit on their way out. */
+/*
+ * Sends messages, and credit for them. A message is posted when all data that was submitted before
+ * it is done, or is posted before it on the same queue pair: NICs deliver in order.
+ */
 #define _GNU_SOURCE
 #include "pair.h"
 
@@ -7,31 +10,32 @@
 #include <errno.h>
 #include <string.h>
 
-/* Builds a message of a frame. r is made by the caller. */
-static void build(struct sl_verbs_pair *l, struct sl_verbs_record *r, uint32_t kind, uint64_t value)
+/* Builds the request of a record that has a frame. */
+static void build_frame(struct sl_verbs_pair *l, struct sl_verbs_record *r, uint32_t kind,
+			uint64_t value)
 {
 	struct sl_verbs_conn *n = l->conn;
 	struct sl_verbs_head head = {htole32(SL_VERBS_MAGIC), htole32(kind), htole64(value)};
-	struct ibv_sge *entry = sl_verbs_entries(n);
+	struct ibv_sge *entry = sl_verbs_next_entries(n);
 	struct ibv_send_wr *wr;
 
 	memcpy(r->frame->at, &head, sizeof(head));
 	*entry = (struct ibv_sge){.addr = (uintptr_t)r->frame->at,
 				  .length = r->frame->len,
-				  .lkey = n->slab_mr[l->port->index]->lkey};
+				  .lkey = n->frame_mrs[l->rail->index]->lkey};
 	wr = sl_verbs_build(l, r, entry, 1);
 	wr->opcode = IBV_WR_SEND;
-	if (r->frame->len <= l->port->info.inline_max)
+	if (r->frame->len <= l->rail->info.inline_max)
 		wr->send_flags |= IBV_SEND_INLINE;
 }
 
 /*
- * All go over one queue pair, so that they arrive in order; over another only when none is under
- * way.
+ * All messages go over one queue pair, so that they arrive in order. It may change only when none
+ * is in flight.
  */
 struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n)
 {
-	if (n->notifs_out)
+	if (n->notifs_in_flight)
 		return sl_verbs_usable(n->notif_pair) ? n->notif_pair : NULL;
 	for (uint32_t i = 0; i < SL_VERBS_PAIRS; i++)
 		if (sl_verbs_usable(n->pairs[i]))
@@ -40,8 +44,8 @@ struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n)
 }
 
 /*
- * Whether all that was submitted before a message, or with it, is in place when it arrives over
- * this queue pair: done, or before it on the same queue pair.
+ * Whether a message of that order, if it is posted now on l, arrives after all data that was
+ * submitted before it or with it.
  */
 static int in_order(const struct sl_verbs_conn *n, const struct sl_verbs_pair *l, uint64_t order)
 {
@@ -56,22 +60,23 @@ static int in_order(const struct sl_verbs_conn *n, const struct sl_verbs_pair *l
 		    other->posted.first->batch->order <= order)
 			return 0;
 	}
-	return n->head == &n->live || n->head->order > order;
+	return n->first_unposted == &n->batches || n->first_unposted->order > order;
 }
 
+/* Posts a message again (r), or the first message of a batch (r NULL). */
 static int post_notif(struct sl_verbs_conn *n, struct sl_verbs_pair *l, struct sl_verbs_batch *b,
-		     struct sl_verbs_record *r)
+		      struct sl_verbs_record *r)
 {
 	if (r) {
 		sl_verbs_pop(&n->resend);
 	} else {
-		r = sl_verbs_record(n->context);
+		r = sl_verbs_new_record(n->context);
 		if (!r)
 			return -ENOMEM;
 		r->kind = SL_VERBS_NOTIF;
 		r->batch = b;
 		r->frame = b->notif;
-		b->open++;
+		b->records_open++;
 		b->notif = NULL;
 		n->notif_first = b->next_notif;
 		if (!n->notif_first)
@@ -79,8 +84,8 @@ static int post_notif(struct sl_verbs_conn *n, struct sl_verbs_pair *l, struct s
 	}
 	r->number = ++n->sent;
 	n->notif_pair = l;
-	n->notifs_out++;
-	build(l, r, SL_VERBS_IS_NOTIF, r->number);
+	n->notifs_in_flight++;
+	build_frame(l, r, SL_VERBS_IS_NOTIF, r->number);
 	return 0;
 }
 
@@ -91,7 +96,7 @@ void sl_verbs_post_notifs(struct sl_verbs_conn *n)
 		struct sl_verbs_batch *b = r ? r->batch : n->notif_first;
 		struct sl_verbs_pair *l;
 
-		(void)sl_verbs_entries(n); /* before the queue pair is chosen */
+		(void)sl_verbs_next_entries(n); /* before the queue pair is chosen */
 		l = sl_verbs_notif_pair(n);
 		if (!l || !sl_verbs_has_room(l) || !in_order(n, l, b->order) ||
 		    post_notif(n, l, b, r) != 0)
@@ -118,7 +123,7 @@ void sl_verbs_send_credit(struct sl_verbs_conn *n)
 		if (n->pairs[i] && n->pairs[i]->state == SL_VERBS_LIVE &&
 		    sl_verbs_has_room(n->pairs[i]))
 			l = n->pairs[i];
-	r = l ? sl_verbs_record(n->context) : NULL;
+	r = l ? sl_verbs_new_record(n->context) : NULL;
 	if (!r)
 		return;
 	r->kind = SL_VERBS_CREDIT;
@@ -127,6 +132,6 @@ void sl_verbs_send_credit(struct sl_verbs_conn *n)
 	r->frame->len = sizeof(struct sl_verbs_head);
 	n->credit_posted = 1;
 	n->credit_sent = n->taken;
-	build(l, r, SL_VERBS_IS_CREDIT, n->taken);
+	build_frame(l, r, SL_VERBS_IS_CREDIT, n->taken);
 	sl_verbs_post_built(n);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Settles the unproved requests of a queue pair that failed: each is proved done by what the peer
- * has seen, or posted again.
+ * Settles the unproved requests of a queue pair that failed, when the peer has destroyed its end
+ * and says how many messages it had seen: each request is proved done by that, or posted again.
  */
 #include "pair.h"
 
@@ -38,9 +38,9 @@ static void repost(struct sl_verbs_pair *l, struct sl_verbs_record *r)
 		sl_verbs_give_up_batch(b, n->closed ? SL_VERBS_CLOSED : SL_VERBS_ABORTED, -1);
 		return;
 	}
-	l->port->counters.again++;
+	l->rail->counters.reposted++;
 	if (r->kind == SL_VERBS_NOTIF) {
-		n->notifs_out--;
+		n->notifs_in_flight--;
 		sl_verbs_append(&n->resend, r);
 	} else {
 		sl_verbs_append(&n->repost, r);
@@ -51,7 +51,7 @@ static void repost(struct sl_verbs_pair *l, struct sl_verbs_record *r)
  * The peer takes what comes over a queue pair in order: a message that it has seen proves the
  * writes before it, but not that the answer of a read came back.
  */
-static void settle(struct sl_verbs_pair *l, uint64_t seen)
+static void settle_unproved(struct sl_verbs_pair *l, uint64_t seen)
 {
 	struct sl_verbs_conn *n = l->conn;
 	int notifs;
@@ -69,10 +69,10 @@ static void settle(struct sl_verbs_pair *l, uint64_t seen)
 		if (r == last)
 			last = NULL;
 		if (proved && (notif || r->batch->write)) {
-			sl_verbs_done(l, r);
+			sl_verbs_complete(l, r);
 		} else {
 			if (notif && (r->batch->cancelled || r->batch->status != 0))
-				n->notifs_out--;
+				n->notifs_in_flight--;
 			repost(l, r);
 		}
 	}
@@ -83,17 +83,17 @@ int sl_verbs_pair_settle(struct sl_verbs_conn *n, uint32_t pair, uint64_t seen)
 	struct sl_verbs_pair *l;
 	int rc = 0;
 
-	sl_verbs_enter(n->context);
+	sl_verbs_lock(n->context);
 	l = pair < SL_VERBS_PAIRS ? n->pairs[pair] : NULL;
 	if (!l || n->ended)
 		rc = -EBADF;
 	else if (l->state != SL_VERBS_FAILED && l->state != SL_VERBS_MADE)
 		rc = -EBUSY;
 	if (rc == 0) {
-		seen = seen > n->arrived ? seen : n->arrived;
-		settle(l, seen < n->sent ? seen : n->sent);
-		sl_verbs_resolve_doubt(n, l);
-		sl_verbs_pump(n);
+		seen = seen > n->acknowledged ? seen : n->acknowledged;
+		settle_unproved(l, seen < n->sent ? seen : n->sent);
+		sl_verbs_end_refusals(n, l);
+		sl_verbs_post_waiting(n);
 	}
 	sl_verbs_unlock(n->context);
 	return rc;

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One look at what came back, and what has room then. */
+/*
+ * One step of a context, by its thread or by a caller: takes completions, and posts what has room.
+ */
 #include "pair.h"
 
-void sl_verbs_pump_queued(struct sl_verbs_context *c)
+void sl_verbs_post_queued(struct sl_verbs_context *c)
 {
-	struct sl_verbs_conn *n = c->traffic->pump_queue, *next;
+	struct sl_verbs_conn *n = c->traffic->queued_conns, *next;
 
-	c->traffic->pump_queue = NULL;
+	c->traffic->queued_conns = NULL;
 	for (; n; n = next) {
 		next = n->next_queued;
-		n->in_pump_queue = 0;
-		sl_verbs_pump(n); /* it comes back into the list when there is no room */
+		n->queued = 0;
+		sl_verbs_post_waiting(n); /* it queues n again when there is no room */
 	}
 }
 
@@ -18,11 +20,11 @@ unsigned sl_verbs_step(struct sl_verbs_context *c)
 {
 	unsigned n = 0;
 
-	for (uint32_t i = 0; i < c->ports_len; i++)
-		if (c->ports[i]->pairs)
-			n += sl_verbs_take_completions(c->ports[i]);
-	if (n && c->traffic->pump_queue)
-		sl_verbs_pump_queued(c);
+	for (uint32_t i = 0; i < c->rails_len; i++)
+		if (c->rails[i]->traffic)
+			n += sl_verbs_take_completions(c->rails[i]);
+	if (n && c->traffic->queued_conns)
+		sl_verbs_post_queued(c);
 	return n;
 }
 
@@ -37,7 +39,7 @@ void sl_verbs_drive(struct sl_verbs_context *c)
 	sl_verbs_unlock(c);
 }
 
-void sl_verbs_undrive(struct sl_verbs_context *c)
+void sl_verbs_resume_thread(struct sl_verbs_context *c)
 {
 	if (atomic_exchange(&c->traffic->standing_back, 0))
 		sl_verbs_wake_thread(c);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a context and a rail have for connections, and the thread: made and given back. */
+/*
+ * What connections add to a context (batches, inboxes, the thread) and to a rail (its table of
+ * queue pairs): made when these are opened, and freed with them.
+ */
 #define _GNU_SOURCE
 #include "pair.h"
 #include "../threads.h"
@@ -11,7 +14,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-static int watch(struct sl_verbs_traffic *t, int fd)
+static int watch_fd(struct sl_verbs_traffic *t, int fd)
 {
 	struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
 
@@ -26,35 +29,13 @@ static int make_batches(struct sl_verbs_context *c)
 	if (!t->batches)
 		return -ENOMEM;
 	for (uint32_t i = c->config.batches; i > 0; i--) {
-		t->batches[i - 1].next = t->free;
-		t->free = &t->batches[i - 1];
+		t->batches[i - 1].next = t->free_batches;
+		t->free_batches = &t->batches[i - 1];
 	}
 	return 0;
 }
 
-int sl_verbs_traffic_open(struct sl_verbs_context *c)
-{
-	struct sl_verbs_traffic *t = calloc(1, sizeof(*t));
-	int rc;
-
-	if (!t)
-		return -ENOMEM;
-	c->traffic = t;
-	t->conns.prev = t->conns.next = &t->conns;
-	t->inboxes.prev = t->inboxes.next = &t->inboxes;
-	t->end = &t->first;
-	t->event_fd = -1;
-	t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	if (t->epoll_fd < 0)
-		return -errno;
-	t->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (t->event_fd < 0)
-		return -errno;
-	rc = watch(t, t->event_fd);
-	return rc == 0 ? make_batches(c) : rc;
-}
-
-int sl_verbs_traffic_start(struct sl_verbs_context *c)
+static int start_thread(struct sl_verbs_context *c)
 {
 	sigset_t all, before;
 	int rc;
@@ -69,6 +50,30 @@ int sl_verbs_traffic_start(struct sl_verbs_context *c)
 	return rc;
 }
 
+int sl_verbs_traffic_open(struct sl_verbs_context *c)
+{
+	struct sl_verbs_traffic *t = calloc(1, sizeof(*t));
+	int rc;
+
+	if (!t)
+		return -ENOMEM;
+	c->traffic = t;
+	t->conns.prev = t->conns.next = &t->conns;
+	t->inboxes.prev = t->inboxes.next = &t->inboxes;
+	t->arrived_end = &t->arrived;
+	t->event_fd = -1;
+	t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (t->epoll_fd < 0)
+		return -errno;
+	t->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (t->event_fd < 0)
+		return -errno;
+	rc = watch_fd(t, t->event_fd);
+	if (rc == 0)
+		rc = make_batches(c);
+	return rc == 0 ? start_thread(c) : rc;
+}
+
 static void close_fd(int *fd)
 {
 	int gone = *fd;
@@ -78,18 +83,18 @@ static void close_fd(int *fd)
 		close(gone);
 }
 
-/* Those that are there stay, ended, until they are disconnected, or the context is freed. */
-static int end_all(struct sl_verbs_context *c)
+/* Ends all connections. They stay until they are disconnected, or the context is freed. */
+static int end_conns(struct sl_verbs_context *c)
 {
 	struct sl_verbs_conn *head = &c->traffic->conns, *n;
 	int rc = 0, one;
 
 	do {
-		sl_verbs_enter(c);
-		for (n = head->next; n != head && (n->ended || n->tried); n = n->next)
+		sl_verbs_lock(c);
+		for (n = head->next; n != head && (n->ended || n->end_tried); n = n->next)
 			;
 		if (n != head)
-			n->tried = 1;
+			n->end_tried = 1;
 		sl_verbs_unlock(c);
 		one = n != head ? sl_verbs_end(n, SL_VERBS_CLOSED, 0) : 0;
 		rc = rc != 0 ? rc : one;
@@ -100,7 +105,7 @@ static int end_all(struct sl_verbs_context *c)
 int sl_verbs_traffic_stop(struct sl_verbs_context *c)
 {
 	struct sl_verbs_traffic *t = c->traffic;
-	int rc = end_all(c);
+	int rc = end_conns(c);
 
 	atomic_store(&t->stop, 1);
 	sl_verbs_wake_thread(c);
@@ -122,44 +127,44 @@ void sl_verbs_traffic_free(struct sl_verbs_context *c)
 		sl_pieces_free(&t->batches[i].pieces);
 	free(t->batches);
 	sl_verbs_free_conns(c);
-	sl_verbs_empty(c);
-	sl_verbs_free_records(c);
+	sl_verbs_free_inboxes(c);
+	sl_verbs_free_record_slabs(c);
 	close_fd(&t->event_fd);
 	close_fd(&t->epoll_fd);
 	free(t);
 	c->traffic = NULL;
 }
 
-int sl_verbs_pairs_open(struct sl_verbs_port *p)
+int sl_verbs_rail_traffic_open(struct sl_verbs_rail *p)
 {
 	struct sl_verbs_traffic *t = p->context->traffic;
 	int rc;
 
-	p->pairs = calloc(1, sizeof(*p->pairs));
-	if (!p->pairs)
+	p->traffic = calloc(1, sizeof(*p->traffic));
+	if (!p->traffic)
 		return -ENOMEM;
-	rc = watch(t, p->channel->fd);
+	rc = watch_fd(t, p->channel->fd);
 	if (rc == 0) {
-		rc = watch(t, p->device->async_fd);
+		rc = watch_fd(t, p->device->async_fd);
 		if (rc != 0)
 			(void)epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, p->channel->fd, NULL);
 	}
 	if (rc != 0) {
-		free(p->pairs);
-		p->pairs = NULL;
+		free(p->traffic);
+		p->traffic = NULL;
 	}
-	sl_verbs_wake_thread(p->context); /* there is more to look at */
+	sl_verbs_wake_thread(p->context); /* it must arm the rail */
 	return rc;
 }
 
-void sl_verbs_pairs_close(struct sl_verbs_port *p)
+void sl_verbs_rail_traffic_close(struct sl_verbs_rail *p)
 {
 	int fd = p->context->traffic->epoll_fd;
 
-	if (!p->pairs)
+	if (!p->traffic)
 		return;
 	(void)epoll_ctl(fd, EPOLL_CTL_DEL, p->channel->fd, NULL);
 	(void)epoll_ctl(fd, EPOLL_CTL_DEL, p->device->async_fd, NULL);
-	free(p->pairs);
-	p->pairs = NULL;
+	free(p->traffic);
+	p->traffic = NULL;
 }

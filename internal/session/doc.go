@@ -13,6 +13,8 @@
 //     that peers show. ContextLock is held by the call that looks for the proof of a revoke.
 //   - message.go. MessageReader reads what peers say to each other beside the data, which may be
 //     anything; Status is how an owner answers.
+//   - codec.go. Codec encodes and decodes control messages and the addresses of backends, each by
+//     one function that names the fields in order.
 //   - inbox.go. Inbox and Sender carry notifications between backends of one process, each after
 //     the bytes that it belongs to.
 //   - completions.go. Completions holds the completions of a backend until Poll takes them;

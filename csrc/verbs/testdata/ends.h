@@ -38,14 +38,15 @@ static struct sl_verbs_context *open_end(struct sl_verbs_config config, const ch
 	MUST(sl_verbs_open(&config, &c) == 0);
 	for (int i = 0; i < 2; i++) {
 		struct sl_verbs_rail_config r = {
-			.device = names[i], .port = 1, .gid = 1, .timeout = 14, .retries = 3};
+		    .device = names[i], .port = 1, .gid = 1, .timeout = 14, .retries = 3};
 
 		MUST(sl_verbs_rail_open(c, &r, &number, why, sizeof(why)) == 0);
 	}
 	return c;
 }
 
-static inline void connect_pair(struct sl_verbs_conn *conn, struct sl_verbs_conn *back, uint32_t pair)
+static inline void connect_pair(struct sl_verbs_conn *conn, struct sl_verbs_conn *back,
+				uint32_t pair)
 {
 	struct sl_verbs_end mine, theirs;
 
@@ -61,7 +62,7 @@ static struct fake_control *set_up_devices(const char *path)
 {
 	int fd = open(path, O_RDWR);
 	struct fake_control *control =
-		mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	    mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
 	MUST(control != MAP_FAILED);
 	control->devices = 4;

@@ -83,12 +83,15 @@ static void *submit(void *arg)
 			uint64_t n = 1 + (uint64_t)rand_r(&seed) % 50000;
 
 			/* Reads land where no write takes its bytes from. */
-			uint64_t at = (write ? 0 : BYTES / 2) + (uint64_t)rand_r(&seed) % (BYTES / 2 - n);
+			uint64_t at =
+			    (write ? 0 : BYTES / 2) + (uint64_t)rand_r(&seed) % (BYTES / 2 - n);
 
-			d[i] = (struct sl_desc){at, (uint64_t)rand_r(&seed) % (BYTES - n), n, 1, slot};
+			d[i] =
+			    (struct sl_desc){at, (uint64_t)rand_r(&seed) % (BYTES - n), n, 1, slot};
 		}
 		atomic_fetch_add(&under_way, 1);
-		if (sl_verbs_submit(conn, write, tag, d, 3, what == 2 ? (uint8_t *)&tag : NULL,
+		if (sl_verbs_submit(conn, write, tag, d, 3, NULL, NULL, NULL, NULL,
+				    what == 2 ? (uint8_t *)&tag : NULL,
 				    what == 2 ? sizeof(tag) : 0) != 0)
 			atomic_fetch_sub(&under_way, 1);
 		if (rand_r(&seed) % 8 == 0)
@@ -96,7 +99,7 @@ static void *submit(void *arg)
 		if (rand_r(&seed) % 4 == 0)
 			sl_verbs_drive(near);
 		if (rand_r(&seed) % 16 == 0)
-			sl_verbs_undrive(near);
+			sl_verbs_resume_thread(near);
 		usleep(rand_r(&seed) % 300);
 	}
 	return arg;
@@ -127,7 +130,7 @@ static void *harm(void *arg)
 {
 	unsigned seed = (unsigned)(uintptr_t)arg;
 	struct sl_verbs_counters counters;
-	struct sl_verbs_rail rail;
+	struct sl_verbs_rail_info rail;
 
 	while (!atomic_load(&stop)) {
 		struct fake_panel *p = &control->device[rand_r(&seed) % PAIRS * 2].panel;
@@ -182,7 +185,8 @@ static void run(int round)
 	remote = map(far, 1, BYTES, others);
 	MUST(sl_verbs_connect(near, 1, 8, &conn) == 0 && sl_verbs_connect(far, 0, 0, &back) == 0);
 	for (uint32_t i = 0; i < PAIRS; i++)
-		MUST(make_pair(i) == 0 && sl_verbs_grant(far, 1, i, (uintptr_t)remote, 0, &keys[i]) == 0);
+		MUST(make_pair(i) == 0 &&
+		     sl_verbs_grant(far, 1, i, (uintptr_t)remote, 0, &keys[i]) == 0);
 	MUST(sl_verbs_import(conn, (uintptr_t)remote, BYTES, 0, keys, PAIRS, &slot) == 0);
 	for (uintptr_t i = 0; i < 6; i++)
 		MUST(pthread_create(&threads[i], NULL, work[i], (void *)(i + 1)) == 0);

@@ -14,12 +14,12 @@
 static void fill(struct sl_verbs_pair *l)
 {
 	l->conn->context->traffic->sges[0].addr = UNTOUCHED; /* it lies behind the requests */
-	while (l->conn->context->traffic->built < SL_VERBS_CHAIN) {
-		struct sl_verbs_record *r = sl_verbs_record(l->conn->context);
+	while (l->conn->context->traffic->wrs_used < SL_VERBS_CHAIN) {
+		struct sl_verbs_record *r = sl_verbs_new_record(l->conn->context);
 
 		MUST(r);
 		r->kind = SL_VERBS_PROBE;
-		sl_verbs_build(l, r, sl_verbs_entries(l->conn), 0)->opcode = IBV_WR_RDMA_WRITE;
+		sl_verbs_build(l, r, sl_verbs_next_entries(l->conn), 0)->opcode = IBV_WR_RDMA_WRITE;
 	}
 }
 
@@ -43,18 +43,18 @@ int main(int argc, char **argv)
 	MUST(sl_verbs_pair_make(conn, 1, 1, &mine) == 0);
 	MUST(sl_verbs_pair_make(back, 1, 1, &theirs) == 0);
 	MUST(sl_verbs_pair_begin(back, 1, &mine) == 0);
-	sl_verbs_enter(near);
+	sl_verbs_lock(near);
 	fill(conn->pairs[0]);
 	sl_verbs_unlock(near);
 	MUST(sl_verbs_pair_begin(conn, 1, &theirs) == 0);
-	sl_verbs_enter(near);
-	MUST(near->traffic->built == 0 && near->traffic->sges[0].addr == UNTOUCHED);
+	sl_verbs_lock(near);
+	MUST(near->traffic->wrs_used == 0 && near->traffic->sges[0].addr == UNTOUCHED);
 	sl_verbs_unlock(near);
 	/* A mark. */
-	sl_verbs_enter(far);
+	sl_verbs_lock(far);
 	fill(back->pairs[0]);
 	sl_verbs_fail_pair(back->pairs[1], 0);
-	MUST(far->traffic->built == 0 && far->traffic->sges[0].addr == UNTOUCHED);
+	MUST(far->traffic->wrs_used == 0 && far->traffic->sges[0].addr == UNTOUCHED);
 	sl_verbs_unlock(far);
 	MUST(sl_verbs_disconnect(conn) == 0 && sl_verbs_disconnect(back) == 0);
 	MUST(sl_verbs_close(near) == 0 && sl_verbs_close(far) == 0);

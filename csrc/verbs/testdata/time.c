@@ -78,7 +78,7 @@ static void post(uint64_t len)
 	struct sl_desc d = {0, 0, len, 1, slot};
 
 	freeze(1);
-	MUST(sl_verbs_submit(conn, 1, 1, &d, 1, NULL, 0) == 0);
+	MUST(sl_verbs_submit(conn, 1, 1, &d, 1, NULL, NULL, NULL, NULL, NULL, 0) == 0);
 }
 
 /* What came back meanwhile is looked at before a queue pair is given up. */
@@ -89,14 +89,14 @@ static void stand_still_in_drain(void)
 
 	post(SLICE);
 	before = control->device[0].panel.completions;
-	sl_verbs_enter(near);
+	sl_verbs_lock(near);
 	l = conn->pairs[0];
 	MUST(l->posted.first);
 	sl_verbs_fail_pair(l, IBV_WC_RETRY_EXC_ERR);
 	while (control->device[0].panel.completions == before)
 		usleep(100);
 	clock_ns += HOUR;
-	sl_verbs_tick(near, clock_ns);
+	sl_verbs_give_up_draining(near, clock_ns);
 	MUST(l->state == SL_VERBS_FAILED && l->qp);
 	sl_verbs_unlock(near);
 }
@@ -105,25 +105,25 @@ static void stand_still_in_drain(void)
 static void stand_still_in_silence(void)
 {
 	struct sl_verbs_pair *l = conn->pairs[1];
-	const uint64_t beat = STALL / SL_VERBS_WATCHES;
+	const uint64_t beat = STALL / SL_VERBS_STALL_CHECKS;
 	uint64_t ran = 0;
 	int looks, posted, live = 1;
 
 	/* What the other queue pair held may not go over this one yet: it is not settled. */
 	post(SLICE);
-	sl_verbs_enter(near);
+	sl_verbs_lock(near);
 	posted = l->posted.first != NULL;
 	sl_verbs_unlock(near);
 	MUST(posted);
 	for (looks = 0; live && looks < 1000; looks++) {
-		sl_verbs_enter(near);
+		sl_verbs_lock(near);
 		if (looks % 3 == 2) {
 			clock_ns += HOUR;
 		} else {
 			clock_ns += beat;
 			ran += beat;
 		}
-		sl_verbs_watch(near, clock_ns);
+		sl_verbs_fail_stalled(near, clock_ns);
 		live = l->state == SL_VERBS_LIVE;
 		sl_verbs_unlock(near);
 	}
@@ -140,9 +140,9 @@ static void stand_still_at_each_look(void)
 	link_up(); /* the queue pairs before have failed */
 	post(SLICE);
 	for (int looks = 0; live && looks < 1000; looks++) {
-		sl_verbs_enter(near);
+		sl_verbs_lock(near);
 		clock_ns += STALL;
-		sl_verbs_watch(near, clock_ns);
+		sl_verbs_fail_stalled(near, clock_ns);
 		live = conn->pairs[0]->state == SL_VERBS_LIVE &&
 		       conn->pairs[1]->state == SL_VERBS_LIVE;
 		sl_verbs_unlock(near);
