@@ -482,10 +482,11 @@ bytes_a_second = "1GiB"
 	c, err := readCacheConfig(path)
 	require.NoError(t, err)
 	require.Equal(t, cache.Config{Policy: cache.ARC, Blocks: 4096, VerifyFirst: true,
-		CompareKnown: true, OpsMax: 7, HoldMax: 3 << 20, Memory: cache.MemoryConfig{Path: "/x/m", Bytes: 64 << 20,
-			Extent: 4 << 20}, Disks: []cache.DiskConfig{{Path: "/x/d", Bytes: 1 << 30,
-			Extent: 8 << 20, Blocks: 500, BytesADay: 2 << 30, Durable: true,
-			SlowAfter: 5 * time.Second}}}, c.cache)
+		CompareKnown: true, OpsMax: 7, HoldMax: 3 << 20,
+		Memory: cache.MemoryConfig{Path: "/x/m", Bytes: 64 << 20, Extent: 4 << 20},
+		Disks: []cache.DiskConfig{{Path: "/x/d", Bytes: 1 << 30, Extent: 8 << 20,
+			Blocks: 500, BytesADay: 2 << 30, Durable: true, SlowAfter: 5 * time.Second}}},
+		c.cache)
 	require.Equal(t, cache.NamespaceOptions{Priority: 4, Quota: [2]uint64{1 << 20, 2 << 20},
 		Flow: cache.WriteBack, TTL: time.Hour, HoldMax: 2 << 20, BytesASecond: 1 << 30},
 		c.options("a"))

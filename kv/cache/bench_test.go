@@ -145,7 +145,7 @@ func BenchmarkAttach(b *testing.B) {
 	}
 	sp := openSpaces(m)
 	sp.write(0, "model", [16]byte{})
-	require.NoError(b, m.close())
+	require.NoError(b, m.close(false))
 	e := openNode(b, shmFile(b), 24, nil).engine
 	b.ResetTimer()
 	for b.Loop() {

@@ -27,11 +27,13 @@ import (
 type DiskConfig struct {
 	// Path of the file; the engine needs a backend for files, such as posix.
 	Path string
-	// Bytes for blocks: the file has them from its making on.
+	// Bytes for blocks: the file has them from its making on. One that has fewer gets more, and
+	// keeps its blocks; one that has more is made anew.
 	Bytes uint64
 	// Extent is as MemoryConfig.Extent. Default: that of the memory.
 	Extent uint64
-	// Blocks is how many blocks it may hold. Default: Bytes by 64 KiB.
+	// Blocks is how many blocks it may hold. Default: as many as the file has that is there, else
+	// Bytes by 64 KiB.
 	Blocks uint64
 	// BytesADay bounds what is written in any 24 hours, restarts included; 0: nothing does. When
 	// more than half of it is used up, only blocks that were used again are written.
@@ -41,6 +43,8 @@ type DiskConfig struct {
 	// SlowAfter: a disk none of whose reads and writes has ended for so long, while there are some,
 	// is not used until one ends. Default 5 s.
 	SlowAfter time.Duration
+
+	keepBlocks bool // Blocks is a default: a file that is there keeps its own number
 }
 
 // The file of a disk, in little-endian:
@@ -54,12 +58,10 @@ type DiskConfig struct {
 // with the file's id and its own number, so that it is of use in its place alone.
 const (
 	diskMagic   = "sluiceKD"
-	diskVersion = 1
+	diskVersion = 2
 	atBudget    = 2 << 10
 	recordBytes = 64
-
-	diskUsed   = 56 // of the header, before the CRC
-	recordUsed = recordBytes - 4
+	recordUsed  = recordBytes - 4
 )
 
 // record is what a disk knows of one block.
@@ -74,10 +76,11 @@ type record struct {
 
 // disk is an open file.
 type disk struct {
+	header
 	number uint16
 	cfg    DiskConfig
 	f      *os.File
-	id     [16]byte
+	made   bool // there was no file
 	region *engine.Region
 	places *slots
 	fresh  string        // why the content of the file was not used
@@ -123,17 +126,7 @@ func (b *budget) bytes() []byte {
 	return binary.LittleEndian.AppendUint64(p, uint64(b.at.UnixNano()))
 }
 
-// take reports whether so many bytes may be written now, and counts them.
-func (b *budget) take(now time.Time, bytes uint64, again bool) bool {
-	if !b.affords(now, bytes, again) {
-		return false
-	}
-	if b.day > 0 {
-		b.left -= float64(bytes)
-	}
-	return true
-}
-
+// affords reports whether so many bytes may be written now.
 func (b *budget) affords(now time.Time, bytes uint64, again bool) bool {
 	if b.day == 0 {
 		return true
@@ -160,33 +153,39 @@ const (
 )
 
 func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err error) {
-	f, err := openOwn(cfg.Path)
+	// requests of a process that was killed hold the lock until the kernel has ended them
+	f, made, err := openOwn(ctx, cfg.Path, func(*os.File) bool { return false })
 	if err != nil {
 		return nil, fmt.Errorf("open the file of a disk: %w", err)
 	}
-	d := &disk{number: uint16(number), cfg: cfg, f: f, places: newSlots(cfg.Bytes, cfg.Extent),
-		where: make([]uint32, cfg.Blocks), jobs: make(chan *job, 1), wake: make(chan struct{}, 1),
-		emptying: map[blockID]uint32{}}
+	d := &disk{number: uint16(number), cfg: cfg, f: f, made: made,
+		header: header{magic: diskMagic, version: diskVersion, shape: shape{entries: cfg.Blocks,
+			extent: cfg.Extent, bytes: cfg.Bytes, kept: cfg.keepBlocks, grows: true,
+			table: headerBytes, each: recordBytes}},
+		jobs: make(chan *job, 1), wake: make(chan struct{}, 1), emptying: map[blockID]uint32{}}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("disk %s: %w", cfg.Path, err), f.Close())
+			err = errors.Join(fmt.Errorf("disk %s: %w", cfg.Path, err), d.close(true))
 		}
 	}()
-	// requests of a process that was killed hold the lock until the kernel has ended them
-	if err := lock(ctx, f, func() bool { return false }); err != nil {
-		return nil, err
-	}
 	if cfg.Durable {
-		if err := d.readAnew(); err != nil {
-			return nil, err
+		// A process that was killed may have left records that were not synced, or, where a sync
+		// failed, never will be: their blocks count as durable as soon as they are found. So sync,
+		// and read what the disk has.
+		if err := unix.Fdatasync(int(f.Fd())); err != nil {
+			return nil, os.NewSyscallError("fdatasync", err)
+		}
+		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+			return nil, os.NewSyscallError("posix_fadvise", err)
 		}
 	}
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
+	var had uint64
 	if info.Size() > 0 {
-		if d.fresh, err = d.check(uint64(info.Size())); err != nil {
+		if had, d.fresh, err = d.check(f); err != nil {
 			return nil, err
 		}
 	}
@@ -201,98 +200,45 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 	if !(d.budget.left >= 0) { // also no number
 		d.budget.left = 0
 	}
-	if info.Size() == 0 || d.fresh != "" {
-		return d, d.create()
+	if had == 0 {
+		// Its header is written last; until then it has the first bytes of one, by which it is a
+		// cache's, and the budget.
+		d.id = newID()
+		first := make([]byte, headerBytes)
+		copy(first, diskMagic)
+		copy(first[atBudget:], d.budget.bytes())
+		if _, err := f.WriteAt(first, 0); err != nil {
+			return nil, err
+		}
+		if err := f.Truncate(headerBytes); err != nil {
+			return nil, err
+		}
+		if err := f.Sync(); err != nil {
+			return nil, err
+		}
+		testpoint.At("cache: disk begun")
+		info, err = f.Stat()
 	}
+	if err == nil && had != d.bytes {
+		err = d.grow(info.Size())
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.where, d.places = make([]uint32, d.entries), newSlots(d.bytes, d.extent)
 	return d, nil
 }
 
-// readAnew has what is read from the file be what the disk has. A process that was killed may have
-// left records that were not synced, or, where a sync failed, never will be: their blocks count as
-// durable as soon as they are found.
-func (d *disk) readAnew() error {
-	if err := unix.Fdatasync(int(d.f.Fd())); err != nil {
-		return os.NewSyscallError("fdatasync", err)
+// grow has a file of so many bytes have those of its header, which it writes.
+func (d *disk) grow(from int64) error {
+	err := reserveBytes(d.f, d.fileBytes())
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = d.f.Truncate(int64(d.fileBytes()))
 	}
-	err := unix.Fadvise(int(d.f.Fd()), 0, 0, unix.FADV_DONTNEED)
-	return os.NewSyscallError("posix_fadvise", err)
-}
-
-// syncEntry has the disk keep the name of a new file; a test replaces it.
-var syncEntry = files.SyncEntry
-
-func (c *DiskConfig) dataOff() uint64 {
-	return (headerBytes + c.Blocks*recordBytes + dataAlign - 1) &^ (dataAlign - 1)
-}
-
-func (d *disk) header(id [16]byte) []byte {
-	p := append(make([]byte, 0, headerBytes), diskMagic...)
-	for _, v := range []uint64{diskVersion, d.cfg.Blocks, d.cfg.Extent, d.cfg.Bytes} {
-		p = binary.LittleEndian.AppendUint64(p, v)
+	if err != nil {
+		return errors.Join(err, d.f.Truncate(from))
 	}
-	p = append(p, id[:]...)
-	return binary.LittleEndian.AppendUint32(p, crc32.Checksum(p, castagnoli))
-}
-
-// check reports why the content of a file is of no use: empty if it is.
-func (d *disk) check(size uint64) (why string, err error) {
-	p := make([]byte, headerBytes)
-	if _, err := d.f.ReadAt(p, 0); err != nil && err != io.EOF {
-		return "", err
-	}
-	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(p[at:]) }
-	copy(d.id[:], p[40:])
-	switch {
-	case string(p[:8]) != diskMagic:
-		return "", fmt.Errorf("it is no file of a cache; name another path, or remove it: %w",
-			engine.ErrCorrupt)
-	case u64(8) != diskVersion:
-		return fmt.Sprintf("it has version %d, this program knows %d", u64(8), diskVersion), nil
-	case crc32.Checksum(p[:diskUsed], castagnoli) != binary.LittleEndian.Uint32(p[diskUsed:]):
-		return "its header is damaged, or the process that made it did not finish", nil
-	case string(p[:diskUsed]) != string(d.header(d.id)[:diskUsed]):
-		return fmt.Sprintf("it has %d records and %d bytes in extents of %d, asked for are now "+
-			"%d, %d and %d", u64(16), u64(32), u64(24), d.cfg.Blocks, d.cfg.Bytes,
-			d.cfg.Extent), nil
-	case size < d.cfg.dataOff()+d.cfg.Bytes:
-		return "it was cut", nil
-	}
-	return "", nil
-}
-
-// create makes the file anew. Its header is written last; until then it has the first bytes of one,
-// by which it is a cache's, and the budget.
-func (d *disk) create() error {
-	first := make([]byte, headerBytes)
-	copy(first, diskMagic)
-	copy(first[atBudget:], d.budget.bytes())
-	if _, err := d.f.WriteAt(first, 0); err != nil {
-		return err
-	}
-	if err := d.f.Truncate(headerBytes); err != nil {
-		return err
-	}
-	if err := d.f.Sync(); err != nil {
-		return err
-	}
-	testpoint.At("cache: disk begun")
-	n := d.cfg.dataOff() + d.cfg.Bytes
-	for {
-		err := unix.Fallocate(int(d.f.Fd()), 0, 0, int64(n))
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if errors.Is(err, unix.EOPNOTSUPP) {
-			err = d.f.Truncate(int64(n))
-		}
-		if err != nil {
-			return fmt.Errorf("find %d bytes; make the tier smaller or the disk larger: %w", n,
-				errors.Join(err, d.f.Truncate(headerBytes)))
-		}
-		break
-	}
-	d.id = newID()
-	if _, err := d.f.WriteAt(d.header(d.id), 0); err != nil {
+	if _, err := d.f.WriteAt(d.encode(), 0); err != nil {
 		return err
 	}
 	if err := d.f.Sync(); err != nil {
@@ -300,6 +246,9 @@ func (d *disk) create() error {
 	}
 	return syncEntry(d.f)
 }
+
+// syncEntry has the disk keep the name of a new file; a test replaces it.
+var syncEntry = files.SyncEntry
 
 // saveBudget has the file know what is left of the day's bytes, before any of those are written
 // that were counted by now. The disk's writer calls it.
@@ -327,8 +276,8 @@ func (d *disk) sumOf(p []byte, n uint32) uint32 {
 // attach calls visit with each record of the file, which says whether it takes the block.
 func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 	p := make([]byte, 1<<20)
-	for n := uint32(0); uint64(n) < d.cfg.Blocks; {
-		part := p[:min(uint64(len(p)), (d.cfg.Blocks-uint64(n))*recordBytes)]
+	for n := uint32(0); uint64(n) < d.entries; {
+		part := p[:min(uint64(len(p)), (d.entries-uint64(n))*recordBytes)]
 		if _, err := d.f.ReadAt(part, headerBytes+int64(n)*recordBytes); err != nil {
 			return err
 		}
@@ -450,18 +399,27 @@ func (c *Cache) emptyAgain() {
 	}
 }
 
-// reserve gives a free record to a place.
-func (d *disk) reserve(place uint32) (n uint32, ok bool) {
+// reserve takes a place for a block, a record, and what both cost of the budget. affords is false
+// where it is that which there is too little of.
+func (d *disk) reserve(size uint64, again bool) (place, n uint32, affords, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.free) == 0 {
-		return 0, false
+	if !d.budget.affords(time.Now(), costOf(size), again) {
+		return 0, 0, false, false
 	}
+	var one [1]uint32
+	if len(d.free) == 0 || d.places.reserve(granules(size), one[:]) == 0 {
+		return 0, 0, true, false
+	}
+	d.budget.left -= float64(costOf(size))
 	n = d.free[len(d.free)-1]
 	d.free = d.free[:len(d.free)-1]
-	d.where[n] = place
-	return n, true
+	d.where[n] = one[0]
+	return one[0], n, true, true
 }
+
+// costOf is what a block takes of a budget: whole pages, and its record.
+func costOf(bytes uint64) uint64 { return uint64(granules(bytes))*granule + recordBytes }
 
 // release ends the use of a record and of its place.
 func (d *disk) release(n uint32) {
@@ -537,30 +495,34 @@ func (d *disk) begins() {
 // ends counts it out: it worked, where err is nil. answered: it was the disk that ended it.
 func (d *disk) ends(err error, answered bool) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	now := time.Now()
 	silent := d.silent(now)
 	d.health.running--
-	if answered {
-		d.health.since = now
+	if !answered {
+		return
 	}
-	d.mu.Unlock()
-	switch {
-	case err == nil && silent > 0 && answered:
-		d.failed(fmt.Errorf("it did not answer for %v", silent.Round(time.Millisecond)))
-	case err == nil && answered:
-		d.worked()
-	case answered:
-		d.failed(err)
+	d.health.since = now
+	if err == nil && silent > 0 {
+		err = fmt.Errorf("it did not answer for %v", silent.Round(time.Millisecond))
 	}
+	if err == nil {
+		d.health.failed = 0
+	}
+	d.failedLocked(err)
 }
 
 // failed counts an error of a disk. That a transfer had no turn by its class is none.
 func (d *disk) failed(err error) {
-	if errors.Is(err, engine.ErrExpired) || errors.Is(err, engine.ErrBusy) {
-		return
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.failedLocked(err)
+}
+
+func (d *disk) failedLocked(err error) {
+	if err == nil || errors.Is(err, engine.ErrExpired) || errors.Is(err, engine.ErrBusy) {
+		return
+	}
 	d.health.failed++
 	d.health.last = err
 	if d.health.failed >= failuresMax {
@@ -568,45 +530,27 @@ func (d *disk) failed(err error) {
 	}
 }
 
-func (d *disk) worked() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.health.failed = 0
-}
-
-func (d *disk) close() error {
-	var err error
+// close keeps the file, but one that Open has made and not opened.
+func (d *disk) close(failed bool) error {
 	if d.region != nil {
-		err = d.region.Close()
-	}
-	if err != nil {
-		return err
-	}
-	return d.f.Close()
-}
-
-// openDisks opens the disks and takes their records in, behind those of the memory.
-func (c *Cache) openDisks(ctx context.Context) error {
-	for k, cfg := range c.cfg.Disks {
-		d, err := openDisk(ctx, k, cfg)
-		if err != nil {
+		if err := d.region.Close(); err != nil {
 			return err
 		}
-		c.disks = append(c.disks, d)
-		if err := d.attach(func(n uint32, r *record) bool { return c.adopt(d, n, r) }); err != nil {
-			return fmt.Errorf("disk %s: %w", cfg.Path, err)
-		}
-		name := fmt.Sprintf("cache disk %x", d.id[:8])
-		d.region, err = c.cfg.Engine.RegisterPrivate(name, driver.Segment{Kind: driver.File,
-			Len: cfg.Bytes, FD: int(d.f.Fd()), FileOff: cfg.dataOff()})
-		if err != nil {
-			return fmt.Errorf("disk %s: %w", cfg.Path, err)
-		}
-		if _, err := c.placeOn(d, granule); err != nil {
-			return fmt.Errorf("disk %s: %w", cfg.Path, err)
-		}
 	}
-	return nil
+	return closeOwn(d.f, failed && d.made)
+}
+
+// attachDisk takes the records of a disk in, behind those of the memory.
+func (c *Cache) attachDisk(d *disk) (err error) {
+	if err := d.attach(func(n uint32, r *record) bool { return c.adopt(d, n, r) }); err != nil {
+		return err
+	}
+	d.region, err = c.cfg.Engine.RegisterPrivate(fmt.Sprintf("cache disk %x", d.id[:8]),
+		driver.Segment{Kind: driver.File, Len: d.bytes, FD: int(d.f.Fd()), FileOff: d.dataOff()})
+	if err == nil {
+		_, err = c.placeOn(d, granule)
+	}
+	return err
 }
 
 // placeOn is where blocks of a length lie on a disk, for a transfer. An engine whose connection to
@@ -653,24 +597,8 @@ func (c *Cache) onDisk(s *shard, i uint32, d *disk, n uint32) {
 	e := c.index.entry(i)
 	e.disk, e.record = d.number, n
 	d.places.own(d.placeOf(n), i)
-	c.queues(s, c.spaces.lane(e.space), Disk).insert(i, c.index.print(i))
+	c.enqueue(s, i, Disk)
 	c.spaces.count(e.space, Disk, 1, int64(e.size))
-}
-
-// leaveDisk ends a block's place on a disk; its queue has let it go already. The caller holds the
-// shard's lock.
-func (c *Cache) leaveDisk(s *shard, i uint32) {
-	e := c.index.entry(i)
-	d := c.disks[e.disk]
-	c.spaces.count(e.space, Disk, -1, -int64(e.size))
-	d.mustEmpty(blockID{e.key, e.space}, e.record)
-	d.release(e.record)
-	d.emptySoon()
-	e.record = none
-	if e.slot == none && e.state == present {
-		c.emit(i, Removed)
-		c.index.drop(s, i)
-	}
 }
 
 // diskWrite is a block that is to go to a disk; it is pinned.

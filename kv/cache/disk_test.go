@@ -10,7 +10,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
@@ -86,12 +90,12 @@ func TestDamagedDisk(t *testing.T) {
 	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
 	n := openNode(t, path, 16, withDisk(file, 64))
 	require.Equal(t, all(Done, 8), n.put(t, ids(0, 8)))
+	data := n.disks[0].dataOff()
 	n.close(t)
 	require.NoError(t, os.Remove(path))
-	cfg := n.cfg.Disks[0]
 	p, err := os.ReadFile(file)
 	require.NoError(t, err)
-	p[cfg.dataOff()+2*blockBytes+77] ^= 4
+	p[data+2*blockBytes+77] ^= 4
 	require.NoError(t, os.WriteFile(file, p, 0o600))
 	n = openNode(t, path, 16, withDisk(file, 64))
 	outcomes := n.get(t, ids(0, 8))
@@ -108,19 +112,29 @@ func TestDamagedDisk(t *testing.T) {
 	n.drained(t)
 }
 
+// spend has so many bytes of a budget written, if it affords them.
+func spend(b *budget, now time.Time, bytes uint64, again bool) bool {
+	if !b.affords(now, bytes, again) {
+		return false
+	}
+	b.left -= float64(bytes)
+	return true
+}
+
 // TestBudget: a day's bytes are never passed, over half of what may go at once only what was used
 // again is written, and a restart gives nothing back.
 func TestBudget(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	b := budget{day: 8000, left: 1000, at: now}
-	require.True(t, b.take(now, 500, false))
-	require.False(t, b.take(now, 1, false), "half is used up")
-	require.True(t, b.take(now, 500, true))
-	require.False(t, b.take(now, 1, true))
+	spend := func(bytes uint64, again bool) bool { return spend(&b, now, bytes, again) }
+	require.True(t, spend(500, false))
+	require.False(t, spend(1, false), "half is used up")
+	require.True(t, spend(500, true))
+	require.False(t, spend(1, true))
 	total := 1000.0
 	for range 24 * 60 {
 		now = now.Add(time.Minute)
-		for b.take(now, 1, true) {
+		for spend(1, true) {
 			total++
 		}
 	}
@@ -146,6 +160,102 @@ func TestBudget(t *testing.T) {
 	require.EqualValues(t, 2, n.stats.swappedOut.Load())
 }
 
+// TestGrownDisk: a disk that gets more bytes keeps its blocks, also where the filesystem has not so
+// many; one that gets fewer is made anew.
+func TestGrownDisk(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	sized := func(blocks uint64) func(*Config) {
+		return func(c *Config) {
+			withDisk(file, 32)(c)
+			c.Disks[0].Bytes, c.Disks[0].Blocks = blocks*blockBytes, 0
+		}
+	}
+	n := openNode(t, path, 16, sized(32))
+	require.Equal(t, all(Done, 8), n.put(t, ids(0, 8)))
+	n.drained(t)
+	cfg := n.cfg
+	n.close(t)
+	require.NoError(t, os.Remove(path))
+
+	cfg.Engine, cfg.Disks[0].Bytes = memoryOnlyEngine(t), 8<<40
+	_, err := Open(t.Context(), cfg)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.NoFileExists(t, path, "what it has made it removes")
+
+	n = openNode(t, path, 16, sized(128))
+	require.Empty(t, n.Stats().Disks[0].Fresh)
+	require.EqualValues(t, 128*blockBytes, n.Stats().Disks[0].Room)
+	require.Equal(t, all(Done, 8), n.get(t, ids(0, 8)))
+	for from := uint64(100); from < 164; from += 8 {
+		n.put(t, ids(from, 8))
+		n.drained(t)
+	}
+	n.check(t)
+	onDisk := n.Stats().Disks[0].Blocks
+	require.Greater(t, onDisk, 8)
+	n.close(t)
+	require.NoError(t, os.Remove(path))
+	n = openNode(t, path, 16, sized(128))
+	require.Equal(t, onDisk, n.Stats().Disks[0].Blocks)
+	require.NotContains(t, n.get(t, ids(100, 64)), Damaged)
+	n.close(t)
+
+	n = openNode(t, path, 16, sized(64))
+	require.Contains(t, n.Stats().Disks[0].Fresh, "asked for are now")
+}
+
+// TestFailedOpenLeavesNothing: where Open fails it removes the files that it has made, and no
+// others.
+func TestFailedOpenLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	path, file := filepath.Join(dir, "memory"), filepath.Join(dir, "disk")
+	n := openNode(t, filepath.Join(dir, "other"), 16, nil)
+	for name, change := range map[string]func(*Config){
+		"disk":   func(c *Config) { c.Disks[0].Bytes = 8 << 40 },
+		"memory": func(c *Config) { c.Memory.Bytes = 8 << 40 },
+		"engine": func(c *Config) { c.Engine = memoryOnlyEngine(t) },
+	} {
+		for _, there := range []bool{false, true} {
+			if there {
+				require.NoError(t, os.WriteFile(path, nil, 0o600))
+				require.NoError(t, os.WriteFile(file, nil, 0o600))
+			}
+			cfg := n.cfg
+			cfg.Memory.Path = path
+			withDisk(file, 32)(&cfg)
+			change(&cfg)
+			_, err := Open(t.Context(), cfg)
+			require.Error(t, err, name)
+			for _, f := range []string{path, file} {
+				_, err := os.Stat(f)
+				require.Equal(t, there, err == nil, "%s: %s", name, f)
+				_ = os.Remove(f)
+			}
+		}
+	}
+}
+
+// TestFileRemovedMeanwhile: a file that another process removes while it is waited for is not used.
+func TestFileRemovedMeanwhile(t *testing.T) {
+	path := memoryFile(t)
+	_, _, err := openOwn(t.Context(), path, func(*os.File) bool {
+		require.NoError(t, os.Remove(path))
+		return false
+	})
+	require.ErrorContains(t, err, "was removed meanwhile: try again")
+	require.NoFileExists(t, path)
+}
+
+// memoryOnlyEngine is an engine that has no backend for files.
+func memoryOnlyEngine(t *testing.T) *engine.Engine {
+	b, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	e, err := engine.Open(engine.Config{Name: "no files", Backends: []driver.Backend{b}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = e.Close() })
+	return e
+}
+
 // TestDiskFileMadeAnew: one that a kill has left unfinished is made again, and no way to make a
 // file anew gives more to write in a day.
 func TestDiskFileMadeAnew(t *testing.T) {
@@ -163,11 +273,11 @@ func TestDiskFileMadeAnew(t *testing.T) {
 		d, err := openDisk(t.Context(), 0, cfg)
 		require.NoError(t, err)
 		require.Equal(t, start > 0, d.fresh != "")
-		for d.spend(64<<10, true) {
+		for spend(&d.budget, time.Now(), 64<<10, true) {
 			written += 64 << 10
 		}
 		require.NoError(t, d.saveBudget())
-		require.NoError(t, d.close())
+		require.NoError(t, d.close(false))
 		if start%3 == 2 {
 			require.NoError(t, os.WriteFile(cfg.Path, begun, 0o600))
 		}
@@ -339,5 +449,5 @@ func TestSlowAfterIsATime(t *testing.T) {
 	c.Disks[0].Extent, c.Disks[0].Bytes = 0, 1<<30
 	require.NoError(t, c.Check())
 	c.Disks[0].SlowAfter = 5
-	require.ErrorContains(t, c.Check(), "a millisecond at least")
+	require.ErrorContains(t, c.Check(), "from 1ms")
 }

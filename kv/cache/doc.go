@@ -27,9 +27,11 @@
 //
 //	index.go    entries by key, in shards with a lock each; what a process before has left
 //	entry_unsafe.go  the entry, 64 bytes of the memory file
-//	memory.go   the memory file: header, names, table, data
+//	file.go     what the files of both tiers share: header, lock, room
+//	memory.go   the memory file: names, table, data
 //	slots.go    places of one tier, cut from extents
-//	policy.go   which block goes first: S3-FIFO, LRU, ARC
+//	policy.go   the order of the blocks of a tier: S3-FIFO, LRU, ARC
+//	evict.go    which block goes next, and how one leaves a tier
 //	namespace.go  namespaces, quotas and priorities
 //	flow.go     when blocks go to the disks, and when they have expired; the cache's clock
 //	hold.go     what keeps blocks: Pins and Retain hints, by one budget; Prefetch
@@ -46,7 +48,7 @@
 // before the writer begins with the next blocks the records of all that has left are emptied, and
 // the budget is saved. Remove waits until its records are empty.
 //
-// Locks are taken in this order: timing, spaces, recording, shards by number, disk or slots or
+// Locks are taken in this order: timing, spaces, recording, shards by number, disk, slots or
 // listener. None is held across a transfer or a call of the kernel, but recording, which the two
 // goroutines of a disk alone have.
 package cache

@@ -5,6 +5,7 @@ package cache
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,10 +36,8 @@ func (f Flow) String() string { return flowNames[min(f, flows_-1)] }
 
 // ParseFlow reads the name of a flow; empty: WriteThrough.
 func ParseFlow(name string) (Flow, error) {
-	for f, n := range flowNames {
-		if name == n {
-			return Flow(f), nil
-		}
+	if f := slices.Index(flowNames[:], name); f >= 0 {
+		return Flow(f), nil
 	}
 	if name == "" {
 		return WriteThrough, nil
@@ -58,8 +57,9 @@ type flows struct {
 	now          atomic.Uint32 // the clock
 	wake         chan struct{} // has the keeper work before the next second
 	useless      [tiers]atomic.Int64
-	sweepAt      uint32 // entry; the keeper's, as the next two
+	sweepAt      uint32 // entry; the keeper's, as the next one
 	catchAt      uint32
+	catchAgain   atomic.Bool
 	offeredBytes atomic.Int64 // of the blocks on their way to the disks
 }
 
@@ -81,6 +81,7 @@ func bootSeconds() uint32 {
 }
 
 func (c *Cache) openFlows() {
+	c.catchAt = uint32(len(c.memory.entries)) // there is nothing to catch up with
 	c.wake = make(chan struct{}, 1)
 	c.prefetching = make(chan struct{}, 1)
 	c.retention = make([]map[uint32]retention, len(c.index.shards))
@@ -159,7 +160,7 @@ func (n *Namespace) Set(o NamespaceOptions) error {
 // Set is Namespace.Set for all namespaces of a name, whatever their geometry. It returns how many
 // there are.
 func (c *Cache) Set(name string, o NamespaceOptions) (int, error) {
-	n, err := c.set(func(k int) bool { return c.spaces.list[k].name == name }, &o)
+	n, err := c.set(func(k int) bool { return c.spaces.list[k].name() == name }, &o)
 	if err != nil {
 		return 0, fmt.Errorf("namespace %q: %w", name, err)
 	}
@@ -232,12 +233,9 @@ func (c *Cache) second(now uint32) {
 // sweep visits a part of the table. It forgets expired blocks, and takes blocks of namespaces that
 // are in memory only from the disks.
 func (c *Cache) sweep() {
-	due := false
-	for k := range c.spaces.list {
-		s := &c.spaces.list[k]
-		due = due || s.ttl.Load() != 0 || s.flow() == MemoryOnly && s.blocks[Disk].Load() > 0
-	}
-	if !due {
+	if !c.spaces.any(func(s *space) bool {
+		return s.ttl.Load() != 0 || s.flow() == MemoryOnly && s.blocks[Disk].Load() > 0
+	}) {
 		return
 	}
 	c.walk(&c.sweepAt, func(s *shard, i uint32) bool {
@@ -247,7 +245,6 @@ func (c *Cache) sweep() {
 			c.stats.expired.Add(1)
 			c.discard(s, i)
 		case e.record != none && c.flowOf(i) == MemoryOnly && !c.keeps(i, Disk):
-			c.queues(s, c.spaces.lane(e.space), Disk).remove(i)
 			c.leaveDisk(s, i)
 		}
 		return true
@@ -276,42 +273,20 @@ func (c *Cache) walk(at *uint32, visit func(s *shard, i uint32) bool) {
 	}
 }
 
-// What a process before has left of a namespace in memory may be on no disk yet.
-const (
-	caughtUp  = iota // it is offered to them
-	leftOver         // nobody has opened the namespace since, so that its flow is not known
-	opened           // it is to be offered
-	catchesUp        // it is being offered
-)
-
-// catchUp offers to the disks what a process before has left in memory alone, once for each
-// namespace that writes through, in parts for which the disks have room.
+// catchUp offers to the disks what a process before has left in memory alone, of namespaces that
+// write through, in parts for which the disks have room. It begins anew when a namespace is opened
+// of which there is something.
 func (c *Cache) catchUp() {
-	due := false
-	for k := range c.spaces.list {
-		s := &c.spaces.list[k]
-		if c.catchAt == 0 {
-			s.left.CompareAndSwap(opened, catchesUp)
-		}
-		due = due || s.left.Load() == catchesUp
-	}
-	if !due || len(c.disks) == 0 {
-		return
+	if c.catchAgain.Swap(false) {
+		c.catchAt = 0
 	}
 	c.walk(&c.catchAt, func(_ *shard, i uint32) bool {
 		e := c.index.entry(i)
-		if e.state == present && e.slot != none && c.space(e.space).left.Load() == catchesUp &&
-			c.flowOf(i) == WriteThrough {
+		if e.slot != none && c.flowOf(i) == WriteThrough && !c.space(e.space).unopened.Load() {
 			c.offer(i, nil)
 		}
 		return len(c.writes) < writesMax/2
 	})
-	if c.catchAt == uint32(len(c.index.memory.entries)) {
-		c.catchAt = 0
-		for k := range c.spaces.list {
-			c.spaces.list[k].left.CompareAndSwap(catchesUp, caughtUp)
-		}
-	}
 }
 
 // trim lets blocks of lanes go that are over their quota: up to most of each tier. It reports
@@ -332,11 +307,7 @@ func (c *Cache) trim(most int) (more bool) {
 // writeBack offers the oldest blocks to the disks whose namespaces write back, where memory is
 // short.
 func (c *Cache) writeBack() {
-	due := false
-	for k := range c.spaces.list {
-		due = due || c.spaces.list[k].flow() == WriteBack
-	}
-	if !due || len(c.disks) == 0 {
+	if !c.spaces.any(func(s *space) bool { return s.flow() == WriteBack }) {
 		return
 	}
 	room := c.places.stats()
@@ -349,13 +320,10 @@ func (c *Cache) writeBack() {
 			s := &c.index.shards[k]
 			s.mu.Lock()
 			if id < len(s.lanes) && s.lanes[id][Memory] != nil {
-				n := s.lanes[id][Memory].len()/8 + 1
-				s.lanes[id][Memory].oldest(func(i uint32) bool {
-					if c.flowOf(i) == WriteBack {
+				s.lanes[id][Memory].oldest(func(i uint32) {
+					if c.flowOf(i) == WriteBack && len(c.writes) < writesMax/2 {
 						c.offer(i, nil)
 					}
-					n--
-					return n > 0 && len(c.writes) < writesMax/2
 				})
 			}
 			s.mu.Unlock()

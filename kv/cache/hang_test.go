@@ -561,28 +561,47 @@ func TestRecordsThatAreRefused(t *testing.T) {
 	n.drained(t)
 }
 
+// TestHeadGoesLast: of a chain the blocks at its end go first, of those that were stored and of
+// those that were loaded.
+func TestHeadGoesLast(t *testing.T) {
+	for _, load := range []bool{false, true} {
+		n := openNode(t, memoryFile(t), 16, func(c *Config) { c.Policy = LRU })
+		n.put(t, ids(0, 8))
+		n.put(t, ids(100, 8))
+		if load {
+			require.Equal(t, all(Done, 8), n.get(t, ids(0, 8)))
+			n.put(t, ids(200, 8))
+		}
+		n.put(t, ids(300, 4))
+		require.Equal(t, 4, n.ns.Match(ids(0, 8)).Prefix)
+		require.Equal(t, slices.Repeat([]Found{Nowhere}, 4), n.ns.Match(ids(4, 4)).Blocks)
+	}
+}
+
 // TestVictims: where all of the list whose turn it is are held, one of the other goes.
 func TestVictims(t *testing.T) {
 	for _, p := range []Policy{S3FIFO, LRU, ARC} {
-		entries := make([]entry, 64)
-		q := p.make(links{entries, Memory})
-		print := func(i uint32) uint32 { return i }
+		q := p.make(links{&index{memory: &memory{entries: make([]entry, 64)}}, Memory})
 		for i := range uint32(8) {
-			q.insert(i, i)
+			q.insert(i)
 			q.touch(i)
 		}
 		for i := uint32(8); i < 40; i++ {
-			q.insert(i, i)
+			q.insert(i)
 		}
 		gone := map[uint32]bool{}
 		for range 8 {
-			v := q.victim(func(i uint32) bool { return i >= 8 }, print)
+			v := q.victim(func(i uint32) bool { return i >= 8 })
 			require.Less(t, v, uint32(8), p)
 			gone[v] = true
 		}
 		require.Len(t, gone, 8)
-		require.Equal(t, uint32(none), q.victim(func(uint32) bool { return true }, print))
-		require.Equal(t, 32, q.len())
+		require.Equal(t, uint32(none), q.victim(func(uint32) bool { return true }))
+		for range 32 {
+			gone[q.victim(func(uint32) bool { return false })] = true
+		}
+		require.Len(t, gone, 40)
+		require.NotContains(t, gone, uint32(none))
 	}
 }
 

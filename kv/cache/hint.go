@@ -81,16 +81,13 @@ func (n *Namespace) Hint(keys []Key, h Hint) (r HintResult, err error) {
 			r.Missing++
 			return
 		}
-		e := x.entry(i)
-		lane := c.spaces.lane(e.space)
 		var refused error
 		switch h.Kind {
 		case HintSessionEnd:
-			if e.flags&queued != 0 {
-				c.queues(s, lane, Memory).letGoFirst(i)
-			}
-			if e.record != none {
-				c.queues(s, lane, Disk).letGoFirst(i)
+			for t := range tiers {
+				if x.entry(i).flags&(queued<<t) != 0 {
+					c.queuesOf(s, i, t).letGoFirst(i)
+				}
 			}
 		case HintRetain:
 			refused = c.retain(i, c.now.Load()+uint32(seconds))
@@ -142,7 +139,6 @@ func (c *Cache) leaveForDisk(s *shard, i uint32) {
 		e.flags&queued == 0 {
 		return
 	}
-	c.queues(s, c.spaces.lane(e.space), Memory).remove(i)
-	e.flags &^= queued | demoting
+	e.flags &^= demoting
 	c.leaveMemory(s, i)
 }

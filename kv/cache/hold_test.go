@@ -168,16 +168,15 @@ func TestFileOfOthers(t *testing.T) {
 	for why, change := range map[string]func(p []byte) []byte{
 		"version": func(p []byte) []byte { p[atVersion]++; return p },
 		"byte order": func(p []byte) []byte {
-			p[atOrder], p[atOrder+7] = p[atOrder+7],
-				p[atOrder]
+			p[atMachine], p[atMachine+7] = p[atMachine+7], p[atMachine]
 			return p
 		},
 		"header is dama":    func(p []byte) []byte { p[atID]++; return p },
-		"shorter than":      func(p []byte) []byte { return p[:100] },
+		"header is damaged": func(p []byte) []byte { return p[:100] },
 		"it was cut":        func(p []byte) []byte { return p[:len(p)-1] },
 		"did not finish":    func(p []byte) []byte { clear(p); return p },
 		"before the host":   func(p []byte) []byte { p[atBoot]++; return resum(p) },
-		"for pages of":      func(p []byte) []byte { p[atPage+1]++; return resum(p) },
+		"of another size":   func(p []byte) []byte { p[atMachine+9]++; return resum(p) },
 		"asked for are now": func(p []byte) []byte { p[atEntries]++; return resum(p) },
 	} {
 		t.Run(why, func(t *testing.T) {
@@ -205,10 +204,10 @@ func TestFileOfOthers(t *testing.T) {
 		foreign := memoryFile(t)
 		require.NoError(t, os.WriteFile(foreign, []byte(text), 0o600))
 		_, err = openMemory(t.Context(), foreign, n.index.memory.shape)
-		require.ErrorContains(t, err, "no memory file of a cache; name another path, or remove it")
+		require.ErrorContains(t, err, "no file of a cache for this tier; name another path")
 		_, err = openDisk(t.Context(), 0, DiskConfig{Path: foreign, Bytes: 1 << 20,
 			Extent: 1 << 20, Blocks: 16})
-		require.ErrorContains(t, err, "it is no file of a cache; name another path, or remove it")
+		require.ErrorContains(t, err, "no file of a cache for this tier; name another path")
 		p, err := os.ReadFile(foreign)
 		require.NoError(t, err)
 		require.Equal(t, text, string(p))
@@ -217,7 +216,7 @@ func TestFileOfOthers(t *testing.T) {
 
 // resum makes the header of a file whole again.
 func resum(p []byte) []byte {
-	binary.NativeEndian.PutUint32(p[atSum:], crc32.Checksum(p[:atSum], castagnoli))
+	binary.LittleEndian.PutUint32(p[atSum:], crc32.Checksum(p[:atSum], castagnoli))
 	return p
 }
 
@@ -248,12 +247,12 @@ func TestOwnerThatEnds(t *testing.T) {
 	require.NoError(t, child.Process.Kill())
 	m, err := openMemory(t.Context(), path, shape) // before anybody reaps it
 	require.NoError(t, err)
-	require.True(t, m.old)
+	require.True(t, m.found == "" && !m.made)
 
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err = openMemory(ctx, path, shape)
 	require.ErrorIs(t, err, engine.ErrBusy, "two at once")
-	require.NoError(t, m.close())
+	require.NoError(t, m.close(false))
 	require.Error(t, child.Wait())
 }

@@ -26,7 +26,8 @@ const (
 // flags of an entry.
 const (
 	verified = 1 << iota // its CRC was found right since the cache was opened
-	queued               // it has a place in the order of its lane
+	queued               // it has a place in the order of its lane in memory
+	_                    // queued<<Disk: the same on its disk
 	unwanted             // it was removed while its bytes came
 	reading              // a Load brings it from its disk
 	writing              // it was offered to the disks
@@ -221,7 +222,7 @@ type keyOrder struct {
 // keyOrders are kept for the next request.
 var keyOrders = sync.Pool{New: func() any { return new(keyOrder) }}
 
-func (x *index) orderOf(space uint16, keys []Key) *keyOrder {
+func (x *index) orderOf(space uint16, keys []Key, tailFirst bool) *keyOrder {
 	o := keyOrders.Get().(*keyOrder)
 	if cap(o.keys) < len(keys) {
 		o.hashes, o.keys = make([]uint64, len(keys)), make([]uint32, len(keys))
@@ -237,8 +238,11 @@ func (x *index) orderOf(space uint16, keys []Key) *keyOrder {
 		o.starts[n+1] += o.starts[n]
 	}
 	next := o.starts
-	for k, h := range o.hashes {
-		n := h >> x.shift
+	for k := range keys {
+		if tailFirst {
+			k = len(keys) - 1 - k
+		}
+		n := o.hashes[k] >> x.shift
 		o.keys[next[n]] = uint32(k)
 		next[n]++
 	}
@@ -249,7 +253,7 @@ func (x *index) orderOf(space uint16, keys []Key) *keyOrder {
 // from the last one on: where tailFirst is set. i is the entry of the key, or none.
 func (x *index) each(space uint16, keys []Key, tailFirst bool,
 	visit func(s *shard, k int, i uint32, hash uint64)) {
-	o := x.orderOf(space, keys)
+	o := x.orderOf(space, keys, tailFirst)
 	for n := range x.shards {
 		mine := o.keys[o.starts[n]:o.starts[n+1]]
 		if len(mine) == 0 {
@@ -257,15 +261,11 @@ func (x *index) each(space uint16, keys []Key, tailFirst bool,
 		}
 		s := &x.shards[n]
 		s.mu.Lock()
-		for at := range mine {
+		for at, k := range mine {
 			if at%ahead == 0 {
-				x.fetch(s, o, mine, at, tailFirst)
+				x.fetch(s, o, mine[at:min(at+ahead, len(mine))])
 			}
-			k := int(mine[at])
-			if tailFirst {
-				k = int(mine[len(mine)-1-at])
-			}
-			visit(s, k, x.find(s, o.hashes[k], &keys[k], space), o.hashes[k])
+			visit(s, int(k), x.find(s, o.hashes[k], &keys[k], space), o.hashes[k])
 		}
 		s.mu.Unlock()
 	}
@@ -275,12 +275,8 @@ func (x *index) each(space uint16, keys []Key, tailFirst bool,
 // ahead is how many keys are fetched at a time: their misses of the processor's cache run together.
 const ahead = 16
 
-// fetch reads what find will read for the keys from a place on, of which none waits for another.
-func (x *index) fetch(s *shard, o *keyOrder, mine []uint32, at int, tailFirst bool) {
-	part := mine[at:min(at+ahead, len(mine))]
-	if tailFirst {
-		part = mine[max(0, len(mine)-at-ahead) : len(mine)-at]
-	}
+// fetch reads what find will read for at most so many keys, of which none waits for another.
+func (x *index) fetch(s *shard, o *keyOrder, part []uint32) {
 	mask := uint32(len(s.table) - 1)
 	var words [ahead]uint32
 	for k, key := range part {

@@ -4,6 +4,7 @@ package cache
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -33,7 +34,7 @@ func (c *Cache) Spaces() (list []SpaceInfo) {
 			continue
 		}
 		l := c.spaces.at(int(s.lane.Load()))
-		i := SpaceInfo{Name: s.name, Digest: s.digest, Priority: int(l.priority.Load()),
+		i := SpaceInfo{Name: s.name(), Digest: s.digest, Priority: int(l.priority.Load()),
 			Flow: s.flow(), TTL: time.Duration(s.ttl.Load()) * time.Second}
 		for t := range tiers {
 			i.Quota[t] = l.quota[t].Load()
@@ -70,12 +71,6 @@ type BlockInfo struct {
 	Found Found
 }
 
-// listStep is how many entries Blocks looks at under one lock, and listMax in one call.
-const (
-	listStep = 1 << 10
-	listMax  = 256 << 10
-)
-
 // Blocks lists blocks of a namespace in no order. The first call has from 0, the next one what the
 // one before returned, until that is 0. A call looks at a bounded part of the cache, and may find
 // nothing there; it lists what is there as it looks.
@@ -84,41 +79,53 @@ func (n *Namespace) Blocks(from uint32, dst []BlockInfo) (count int, next uint32
 		return 0, 0
 	}
 	defer n.c.exit()
-	x := n.c.index
-	all := uint32(len(x.shards)) * x.shards[0].n
-	end := min(all, from+min(all-min(from, all), listMax))
-	for from < end && count < len(dst) {
-		s := x.shardFor(from)
-		stop := min(from+listStep, s.first+s.n, end)
-		s.mu.Lock()
-		for ; from < stop && count < len(dst); from++ {
-			if e := x.entry(from); e.space == n.id && n.c.found(from).There() {
-				dst[count] = BlockInfo{e.key, e.size, n.c.found(from)}
-				count++
-			}
+	n.c.walk(&from, func(_ *shard, i uint32) bool {
+		e := n.c.index.entry(i)
+		f := n.c.found(i)
+		if e.space != n.id || !f.There() {
+			return true
 		}
-		s.mu.Unlock()
-	}
-	if from >= all {
+		if count == len(dst) {
+			return false
+		}
+		dst[count] = BlockInfo{e.key, e.size, f}
+		count++
+		return true
+	})
+	if from >= uint32(len(n.c.index.memory.entries)) {
 		return count, 0
 	}
 	return count, from
 }
 
-// Block tells of one block; Found is Nowhere where the cache does not have it.
-func (n *Namespace) Block(key Key) BlockInfo {
-	b := BlockInfo{Key: key}
-	if !n.c.enter() {
-		return b
+// Explain tells of one block, also in words: where it is and what keeps it there. Found is Nowhere
+// where the cache does not have it.
+func (n *Namespace) Explain(key Key) (b BlockInfo, text string) {
+	b, text = BlockInfo{Key: key}, "the cache does not know it"
+	c := n.c
+	if !c.enter() {
+		return b, "the cache is closed"
 	}
-	defer n.c.exit()
-	n.c.index.each(n.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
-		if i != none {
-			e := n.c.index.entry(i)
-			b.Bytes, b.Found = e.size, n.c.found(i)
+	defer c.exit()
+	c.index.each(n.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
+		if i == none {
+			return
 		}
+		e := c.index.entry(i)
+		b.Bytes, b.Found = e.size, c.found(i)
+		text = fmt.Sprintf("%d bytes, CRC-32C %08x", e.size, e.crc)
+		if e.slot != none {
+			text += fmt.Sprintf(", in memory at %d", uint64(e.slot)*granule)
+		}
+		if e.record != none {
+			d := c.disks[e.disk]
+			text += fmt.Sprintf(", on disk %s at %d", d.cfg.Path,
+				uint64(d.placeOf(e.record))*granule)
+		}
+		text += [...]string{"", ", its bytes come", "", ", it goes with its last use"}[e.state]
+		text += fmt.Sprintf("; %d uses under way", e.pins)
 	})
-	return b
+	return b, fmt.Sprintf("%x in %s: %s", key, n.name, text)
 }
 
 // found says where the block of an entry is. The caller holds the shard's lock.

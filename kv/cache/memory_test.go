@@ -28,5 +28,5 @@ func TestNewMemoryFile(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, m.basePages)
 	clear(m.data)
-	require.NoError(t, m.close())
+	require.NoError(t, m.close(false))
 }

@@ -45,6 +45,7 @@ func (c *Cache) check(t testing.TB) {
 				at, n := d.places.find(d.where[e.record])
 				require.Equal(t, i, at.owners[n])
 			}
+			require.Equal(t, e.record != none, e.flags&(queued<<Disk) != 0)
 			if e.slot == none {
 				require.Zero(t, e.sum)
 				require.NotEqual(t, uint32(none), e.record)
@@ -89,7 +90,7 @@ func (c *Cache) check(t testing.TB) {
 	}
 	require.Zero(t, recorded)
 	require.Equal(t, c.places.used, blocks)
-	require.Equal(t, c.places.bytesInUse(), inUse)
+	require.Equal(t, c.places.stats().Bytes, inUse)
 	for k := range c.places.extents {
 		e := &c.places.extents[k]
 		require.False(t, e.closed)
@@ -391,7 +392,7 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 						if !served {
 							t.Fatalf("block %d at %d: used %d, retained until %d, TTL %v: %s",
 								ids[k], h.now.Load(), stored[ids[k]], retained[ids[k]], options.TTL,
-								n.ns.Explain(keys[k]))
+								explain(n.ns, keys[k]))
 						}
 						content(keys[k], want)
 						got := n.mem[k*blockBytes:][:lengths[length]]

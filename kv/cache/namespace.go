@@ -83,8 +83,7 @@ func (n *Namespace) Close() {
 
 // space is a namespace as all of the cache knows it.
 type space struct {
-	name   string
-	shown  atomic.Pointer[string] // the name, for readers without a lock; nil: none yet
+	shown  atomic.Pointer[string] // the name; nil: none yet
 	digest [16]byte
 	lane   atomic.Int32 // it changes under the locks of all shards
 	own    int          // the lane that it has, or had, for its quota; 0: none
@@ -92,12 +91,21 @@ type space struct {
 	users  int // Namespaces that are not closed
 	blocks [tiers]atomic.Int64
 	bytes  [tiers]atomic.Int64
-	left   atomic.Int32 // see catchUp
+	// A process before has left blocks in memory, and nobody has opened the namespace since, so
+	// that its flow is not known.
+	unopened atomic.Bool
 
 	flowNow atomic.Uint32
 	ttl     atomic.Uint32 // seconds; 0: none
 	holdMax atomic.Uint64 // bytes; 0: an eighth of the memory
 	holds   atomic.Int64  // bytes
+}
+
+func (s *space) name() string {
+	if name := s.shown.Load(); name != nil {
+		return *name
+	}
+	return ""
 }
 
 // lane is whose blocks leave in one order: a namespace that has a quota has its own, the others of
@@ -152,8 +160,9 @@ func openSpaces(m *memory) *spaces {
 		}
 		s := &sp.list[id]
 		copy(s.digest[:], p)
-		s.name, s.known = string(p[40:40+n]), true
-		s.shown.Store(&s.name)
+		name := string(p[40 : 40+n])
+		s.known = true
+		s.shown.Store(&name)
 	}
 	return sp
 }
@@ -213,10 +222,20 @@ func (sp *spaces) number(digest [16]byte) (k int, known bool) {
 		k = idle
 		clear(sp.record(k)) // blocks that come are none of its name at the next start
 		s := &sp.list[k]
-		s.name, s.digest, s.known = "", [16]byte{}, false
+		s.digest, s.known = [16]byte{}, false
 		s.shown.Store(nil)
 	}
 	return k, false
+}
+
+// any reports whether there is one.
+func (sp *spaces) any(f func(s *space) bool) bool {
+	for k := range sp.list {
+		if f(&sp.list[k]) {
+			return true
+		}
+	}
+	return false
 }
 
 // at is a lane by its number.
@@ -281,9 +300,9 @@ func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
 	id, _ := sp.number(digest)
 	if id < 0 {
 		return nil, fmt.Errorf("namespace %q: the cache has %d already, which have blocks or are "+
-			"open: %w", name, spacesMax, ErrNoRoom)
+			"open: close one that has none, or remove its blocks: %w", name, spacesMax, ErrNoRoom)
 	}
-	if sp.list[id].name == "" {
+	if sp.list[id].name() == "" {
 		sp.write(id, name, digest)
 	}
 	c.assign(id, o)
@@ -295,7 +314,7 @@ func (c *Cache) Namespace(name string, o NamespaceOptions) (*Namespace, error) {
 func (c *Cache) open(id int) *Namespace {
 	s := &c.spaces.list[id]
 	s.users++
-	return &Namespace{c: c, id: uint16(id), name: s.name}
+	return &Namespace{c: c, id: uint16(id), name: s.name()}
 }
 
 // write makes a namespace one that outlives the process.
@@ -307,7 +326,7 @@ func (sp *spaces) write(id int, name string, digest [16]byte) {
 	copy(p[40:], name)
 	binary.LittleEndian.PutUint32(p[36:], sp.sumOf(p, uint32(len(name))))
 	s := &sp.list[id]
-	s.name, s.digest, s.known = name, digest, true
+	s.digest, s.known = digest, true
 	s.shown.Store(&name)
 }
 
@@ -316,7 +335,9 @@ func (sp *spaces) write(id int, name string, digest [16]byte) {
 func (c *Cache) assign(id int, o NamespaceOptions) {
 	sp, s := c.spaces, &c.spaces.list[id]
 	s.flowNow.Store(uint32(o.Flow))
-	s.left.CompareAndSwap(leftOver, opened)
+	if s.unopened.Swap(false) {
+		c.catchAgain.Store(true)
+	}
 	s.ttl.Store(uint32((o.TTL + time.Second - 1) / time.Second))
 	s.holdMax.Store(o.HoldMax)
 	x := c.index
@@ -357,36 +378,33 @@ func (c *Cache) assign(id int, o NamespaceOptions) {
 			if e.space != uint16(id) {
 				continue
 			}
-			if e.flags&queued != 0 {
-				c.queues(sh, from, Memory).remove(i)
-				c.queues(sh, to, Memory).insert(i, x.print(i))
-			}
-			if e.state == present && e.record != none {
-				c.queues(sh, from, Disk).remove(i)
-				c.queues(sh, to, Disk).insert(i, x.print(i))
+			for t := range tiers {
+				if e.flags&(queued<<t) != 0 {
+					c.queues(sh, from, t).remove(i)
+					c.queues(sh, to, t).insert(i)
+				}
 			}
 		}
 	}
 }
 
-// let reports how many of so many blocks a lane may add to a tier. Where a quota bounds it their
-// bytes are claimed, which the caller ends once they count: with another call of Add. evict lets
-// one of the lane's own blocks go.
-func (l *lane) let(t Tier, blocks int, size uint64, evict func() bool) (int, int64) {
+// admit reports how many of so many blocks a lane may add to a tier, for which blocks of its own
+// go. Where a quota bounds it their bytes are claimed, which the caller ends once they count.
+func (c *Cache) admit(id int, t Tier, blocks int, size uint64) (int, int64) {
+	l := c.spaces.at(id)
 	l.claiming[t].Lock()
 	defer l.claiming[t].Unlock()
-	quota := l.quota[t].Load()
+	quota := min(l.quota[t].Load(), math.MaxInt64)
 	if quota == 0 {
 		return blocks, 0
 	}
-	quota = min(quota, math.MaxInt64)
 	blocks = int(min(uint64(blocks), quota/size))
 	for blocks > 0 {
 		has := uint64(l.bytes[t].Load() + l.claimed[t].Load())
 		if has+uint64(blocks)*size <= quota {
 			break
 		}
-		if !evict() {
+		if !c.evictOwn(t, id) {
 			blocks = int(min(uint64(blocks), (quota-min(quota, has))/size))
 			break
 		}

@@ -23,18 +23,17 @@ const (
 )
 
 // queues is what a policy is to a shard: the order of the blocks of one lane in one tier. The
-// caller holds the shard's lock. print is the key's fingerprint, by which a policy knows a block
-// again that has left.
+// caller holds the shard's lock.
 type queues interface {
-	insert(i, print uint32)
+	insert(i uint32)
 	touch(i uint32)
 	remove(i uint32)
+	len() int
 	// victim removes the block to let go next, of those that keep does not hold; none: all are
 	// held.
-	victim(keep func(i uint32) bool, print func(i uint32) uint32) uint32
-	len() int
-	// oldest visits blocks from the one on that is about to go, until visit says false.
-	oldest(visit func(i uint32) bool)
+	victim(keep func(i uint32) bool) uint32
+	// oldest visits the eighth that is about to go.
+	oldest(visit func(i uint32))
 }
 
 func (p Policy) check() error {
@@ -48,23 +47,23 @@ func (p Policy) check() error {
 func (p Policy) make(l links) queues {
 	switch p {
 	case LRU:
-		return &lru{links: l, all: emptyList}
+		return &lru{l, emptyList}
 	case ARC:
-		return &arc{links: l, once: emptyList, often: emptyList}
+		return &arc{twoLists: twoLists{l, [2]list{emptyList, emptyList}}}
 	}
-	return &s3fifo{links: l, small: emptyList, main: emptyList}
+	return &s3fifo{twoLists: twoLists{l, [2]list{emptyList, emptyList}}}
 }
 
 // links are the places in the entries by which the blocks of one tier hang together.
 type links struct {
-	entries []entry
-	tier    Tier
+	index *index
+	tier  Tier
 }
 
-func (l links) at(i uint32) *link { return &l.entries[i].links[l.tier] }
+func (l links) at(i uint32) *link { return &l.index.entry(i).links[l.tier] }
 
 // mark is what a policy notes at a block: in which list it is, and how often it was used.
-func (l links) mark(i uint32) *uint8 { return &l.entries[i].marks[l.tier] }
+func (l links) mark(i uint32) *uint8 { return &l.index.entry(i).marks[l.tier] }
 
 // list is a doubly linked list through the entries; the oldest is at its tail.
 type list struct {
@@ -101,29 +100,25 @@ func (q *list) remove(l links, i uint32) {
 	q.n--
 }
 
-// each visits a list from its oldest on. It reports whether visit always said true.
-func (q *list) each(l links, visit func(i uint32) bool) bool {
-	for i := q.tail; i != none; {
-		next := l.at(i).prev
-		if !visit(i) {
-			return false
+// victim removes the oldest block that keep does not hold. Those that it holds count as new ones.
+func (q *list) victim(l links, keep func(i uint32) bool) uint32 {
+	for range q.n {
+		i := q.tail
+		q.remove(l, i)
+		if !keep(i) {
+			return i
 		}
-		i = next
+		q.push(l, i)
 	}
-	return true
+	return none
 }
 
-// eachOfBoth visits two lists by turns, each from its oldest on.
-func eachOfBoth(l links, a, b *list, visit func(i uint32) bool) {
-	for i, j := a.tail, b.tail; i != none || j != none; i, j = j, i {
-		if i == none {
-			continue
-		}
-		next := l.at(i).prev
-		if !visit(i) {
-			return
-		}
-		i = next
+// oldest visits an eighth of a list from its oldest on.
+func (q *list) oldest(l links, visit func(i uint32)) {
+	i := q.tail
+	for range (q.n + 7) / 8 {
+		visit(i)
+		i = l.at(i).prev
 	}
 }
 
@@ -154,7 +149,7 @@ func (o *laneOrder) letGoFirst(i uint32) {
 func (o *laneOrder) touch(i uint32) {
 	if *o.mark(i)&useless != 0 {
 		o.remove(i)
-		o.insert(i, none)
+		o.insert(i)
 	}
 	o.queues.touch(i)
 }
@@ -170,86 +165,86 @@ func (o *laneOrder) remove(i uint32) {
 }
 
 // firstVictim is victim of the blocks of no more use alone.
-func (o *laneOrder) firstVictim(keep func(uint32) bool) (victim uint32) {
-	victim = none
-	o.useless.each(o.links, func(i uint32) bool {
-		if keep(i) {
-			return true
-		}
-		o.remove(i)
-		victim = i
-		return false
-	})
-	return victim
+func (o *laneOrder) firstVictim(keep func(uint32) bool) uint32 {
+	i := o.useless.victim(o.links, keep)
+	if i != none {
+		*o.mark(i) = 0
+		o.count.Add(-1)
+	}
+	return i
 }
 
-func (o *laneOrder) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
+func (o *laneOrder) victim(keep func(uint32) bool) uint32 {
 	if i := o.firstVictim(keep); i != none {
 		return i
 	}
-	return o.queues.victim(keep, print)
+	return o.queues.victim(keep)
 }
 
-func (o *laneOrder) oldest(visit func(uint32) bool) {
-	if o.useless.each(o.links, visit) {
-		o.queues.oldest(visit)
-	}
+func (o *laneOrder) oldest(visit func(uint32)) {
+	o.useless.oldest(o.links, visit)
+	o.queues.oldest(visit)
 }
 
-// lru is one list by last use.
+// lru is one list by last use. The mark of a block is 1 once it was used again.
 type lru struct {
 	links
 	all list
 }
 
-func (p *lru) len() int                       { return p.all.n }
-func (p *lru) insert(i, _ uint32)             { p.all.push(p.links, i) }
-func (p *lru) remove(i uint32)                { p.all.remove(p.links, i) }
-func (p *lru) oldest(visit func(uint32) bool) { p.all.each(p.links, visit) }
+func (p *lru) len() int                             { return p.all.n }
+func (p *lru) insert(i uint32)                      { p.all.push(p.links, i) }
+func (p *lru) remove(i uint32)                      { p.all.remove(p.links, i) }
+func (p *lru) victim(keep func(uint32) bool) uint32 { return p.all.victim(p.links, keep) }
+func (p *lru) oldest(visit func(uint32))            { p.all.oldest(p.links, visit) }
 func (p *lru) touch(i uint32) {
 	p.remove(i)
-	p.all.push(p.links, i)
+	p.insert(i)
 	*p.mark(i) = 1
 }
-func (p *lru) victim(keep func(uint32) bool, _ func(uint32) uint32) uint32 {
-	for range p.all.n {
-		i := p.all.tail
-		p.all.remove(p.links, i)
-		if !keep(i) {
-			return i
-		}
-		p.all.push(p.links, i)
-	}
-	return none
+
+// twoLists are newcomers, and blocks that have proved of use, whose mark is inMain or more.
+type twoLists struct {
+	links
+	lists [2]list
+}
+
+const (
+	newcomers = iota
+	proved
+	inMain = 1 << 7
+)
+
+func (p *twoLists) len() int { return p.lists[newcomers].n + p.lists[proved].n }
+
+// put gives a block that is in no list its place.
+func (p *twoLists) put(i uint32, in int) {
+	p.lists[in].push(p.links, i)
+	*p.mark(i) = uint8(in * inMain)
+}
+
+func (p *twoLists) remove(i uint32) { p.lists[*p.mark(i)/inMain].remove(p.links, i) }
+
+func (p *twoLists) oldest(visit func(uint32)) {
+	p.lists[newcomers].oldest(p.links, visit)
+	p.lists[proved].oldest(p.links, visit)
 }
 
 // s3fifo is S3-FIFO with half the room for newcomers (Yang et al., SOSP 2023, who give them a
 // tenth). The mark of a block is inMain, and below it how often it was used since it came in.
 type s3fifo struct {
-	links
-	small, main list
-	ghost       ghost
+	twoLists
+	ghost ghost
 }
 
-const (
-	inMain  = 1 << 7
-	usesMax = 3
-)
+const usesMax = 3
 
-func (p *s3fifo) len() int { return p.small.n + p.main.n }
-
-func (p *s3fifo) oldest(visit func(uint32) bool) {
-	eachOfBoth(p.links, &p.small, &p.main, visit)
-}
-
-func (p *s3fifo) insert(i, print uint32) {
-	if p.ghost.has(print, p.len()*2) {
-		p.main.push(p.links, i)
-		*p.mark(i) = inMain
-		return
+func (p *s3fifo) insert(i uint32) {
+	in := newcomers
+	if len(p.ghost.sets) > 0 && p.ghost.has(p.index.print(i), p.len()*2) {
+		in = proved
 	}
-	p.small.push(p.links, i)
-	*p.mark(i) = 0
+	p.put(i, in)
 }
 
 func (p *s3fifo) touch(i uint32) {
@@ -258,55 +253,41 @@ func (p *s3fifo) touch(i uint32) {
 	}
 }
 
-func (p *s3fifo) remove(i uint32) {
-	if *p.mark(i)&inMain != 0 {
-		p.main.remove(p.links, i)
-	} else {
-		p.small.remove(p.links, i)
-	}
-}
-
 // victim ends: a turn takes a use from a block, or moves one on that does not come back, or passes
 // one that is held, of which there are no more in a row than blocks. Where all of the list whose
 // turn it is are held, it is the other one's.
-func (p *s3fifo) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
-	heldSmall, heldMain := 0, 0 // in a row
+func (p *s3fifo) victim(keep func(uint32) bool) uint32 {
+	var held [2]int // in a row
 	for {
-		from, held := &p.main, &heldMain
-		if p.main.n == 0 || p.small.n >= p.main.n {
-			from, held = &p.small, &heldSmall
+		from := newcomers
+		if p.lists[newcomers].n < p.lists[proved].n {
+			from = proved
 		}
-		if *held >= from.n {
-			if from == &p.small {
-				from, held = &p.main, &heldMain
-			} else {
-				from, held = &p.small, &heldSmall
-			}
-			if *held >= from.n {
-				return none
-			}
+		if held[from] >= p.lists[from].n {
+			from = 1 - from
 		}
-		i := from.tail
-		m := p.mark(i)
-		from.remove(p.links, i)
+		q := &p.lists[from]
+		if held[from] >= q.n {
+			return none
+		}
+		i := q.tail
+		q.remove(p.links, i)
 		if keep(i) {
-			from.push(p.links, i)
-			*held++
+			q.push(p.links, i)
+			held[from]++
 			continue
 		}
-		*held = 0
-		switch {
-		case *m&^inMain == 0:
-			if from == &p.small {
-				p.ghost.add(print(i), (p.len()*2)+1)
+		held[from] = 0
+		uses := *p.mark(i) &^ inMain
+		if uses == 0 {
+			if from == newcomers {
+				p.ghost.add(p.index.print(i), p.len()*2+1)
 			}
 			return i
-		case from == &p.small:
-			p.main.push(p.links, i)
-			*m = inMain
-		default:
-			p.main.push(p.links, i)
-			*m--
+		}
+		p.put(i, proved)
+		if from == proved {
+			*p.mark(i) += uses - 1
 		}
 	}
 }
@@ -314,63 +295,38 @@ func (p *s3fifo) victim(keep func(uint32) bool, print func(uint32) uint32) uint3
 // arc is the adaptive replacement cache (Megiddo and Modha, FAST 2003). Its ghosts are as many
 // as there are blocks, each way.
 type arc struct {
-	links
-	once, often         list
-	goneOnce, goneOften ghost
-	target              int // blocks that may be in once
+	twoLists
+	gone   [2]ghost // from each list
+	target int      // blocks that may be newcomers
 }
 
-func (p *arc) len() int { return p.once.n + p.often.n }
-
-func (p *arc) oldest(visit func(uint32) bool) {
-	eachOfBoth(p.links, &p.once, &p.often, visit)
-}
-
-func (p *arc) insert(i, print uint32) {
-	n := p.len()
+func (p *arc) insert(i uint32) {
+	n, print, in := p.len(), p.index.print(i), proved
+	once, often := &p.gone[newcomers], &p.gone[proved]
 	switch {
-	case p.goneOnce.has(print, n):
-		p.target = min(p.target+max(1, p.goneOften.n/max(1, p.goneOnce.n)), n)
-	case p.goneOften.has(print, n):
-		p.target = max(p.target-max(1, p.goneOnce.n/max(1, p.goneOften.n)), 0)
+	case once.has(print, n):
+		p.target = min(p.target+max(1, often.n/max(1, once.n)), n)
+	case often.has(print, n):
+		p.target = max(p.target-max(1, once.n/max(1, often.n)), 0)
 	default:
-		p.once.push(p.links, i)
-		*p.mark(i) = 0
-		return
+		in = newcomers
 	}
-	p.often.push(p.links, i)
-	*p.mark(i) = inMain
+	p.put(i, in)
 }
 
 func (p *arc) touch(i uint32) {
 	p.remove(i)
-	p.often.push(p.links, i)
-	*p.mark(i) = inMain
+	p.put(i, proved)
 }
 
-func (p *arc) remove(i uint32) {
-	if *p.mark(i)&inMain != 0 {
-		p.often.remove(p.links, i)
-	} else {
-		p.once.remove(p.links, i)
+func (p *arc) victim(keep func(uint32) bool) uint32 {
+	from := proved
+	if n := p.lists[newcomers].n; n > 0 && (n > p.target || p.lists[proved].n == 0) {
+		from = newcomers
 	}
-}
-
-func (p *arc) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
-	first := p.once.n > 0 && (p.once.n > p.target || p.often.n == 0)
-	for _, once := range []bool{first, !first} {
-		from, gone := &p.often, &p.goneOften
-		if once {
-			from, gone = &p.once, &p.goneOnce
-		}
-		for range from.n {
-			i := from.tail
-			from.remove(p.links, i)
-			if keep(i) {
-				from.push(p.links, i)
-				continue
-			}
-			gone.add(print(i), p.len()+1)
+	for _, from := range [2]int{from, 1 - from} {
+		if i := p.lists[from].victim(p.links, keep); i != none {
+			p.gone[from].add(p.index.print(i), p.len()+1)
 			return i
 		}
 	}
@@ -380,12 +336,16 @@ func (p *arc) victim(keep func(uint32) bool, print func(uint32) uint32) uint32 {
 // ghost remembers the last fingerprints that left. It is a table of sets of four, in each of which
 // the oldest goes first, so that some of those in range are forgotten.
 type ghost struct {
-	sets  [][4]struct{ print, at uint32 }
+	sets  []ghostSet
 	count uint32 // of all that were added; also the time
 	n     int    // of those that are known, at most
 }
 
-func (g *ghost) set(print uint32) *[4]struct{ print, at uint32 } {
+type gone struct{ print, at uint32 }
+
+type ghostSet [4]gone
+
+func (g *ghost) set(print uint32) *ghostSet {
 	h := print * 0x9e3779b1
 	return &g.sets[(h^h>>15)&uint32(len(g.sets)-1)]
 }
@@ -405,47 +365,35 @@ func (g *ghost) has(print uint32, last int) bool {
 
 // add remembers one more; last is how many there should be.
 func (g *ghost) add(print uint32, last int) {
-	if 2*len(g.sets) < last {
-		g.grow(last)
+	if 2*len(g.sets) < last { // twice as many places, at least
+		old, n := g.sets, 4
+		for 2*n < last {
+			n *= 2
+		}
+		g.sets = make([]ghostSet, n)
+		for k := range old {
+			for _, e := range old[k] {
+				g.put(e)
+			}
+		}
 	}
-	g.count++
-	if g.count == 0 {
-		g.count = 1 // 0 is an empty place
-	}
+	g.count = max(g.count+1, 1) // 0 is an empty place
 	g.n = min(g.n+1, last)
-	s := g.set(print)
-	oldest := 0
-	for k := range s {
-		if s[k].at == 0 || s[k].print == print {
-			oldest = k
-			break
-		}
-		if g.count-s[k].at > g.count-s[oldest].at {
-			oldest = k
-		}
-	}
-	s[oldest].print, s[oldest].at = print, g.count
+	g.put(gone{print, g.count})
 }
 
-func (g *ghost) grow(last int) {
-	old := g.sets
-	n := 4
-	for 2*n < last {
-		n *= 2
-	}
-	g.sets = make([][4]struct{ print, at uint32 }, n)
-	for k := range old {
-		for _, e := range old[k] {
-			if e.at == 0 {
-				continue
-			}
-			s := g.set(e.print)
-			for j := range s {
-				if s[j].at == 0 || j == 3 {
-					s[j] = e
-					break
-				}
-			}
+// put replaces the oldest of a set, an empty one, or that of the same block.
+func (g *ghost) put(e gone) {
+	s := g.set(e.print)
+	to := 0
+	for k := range s {
+		if s[k].at == 0 || s[k].print == e.print {
+			to = k
+			break
+		}
+		if g.count-s[k].at > g.count-s[to].at {
+			to = k
 		}
 	}
+	s[to] = e
 }

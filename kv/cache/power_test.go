@@ -156,7 +156,7 @@ func TestNewDiskKeepsItsName(t *testing.T) {
 	d, err := openDisk(t.Context(), 0, cfg)
 	require.NoError(t, err)
 	require.Equal(t, cfg.Path, synced)
-	require.NoError(t, d.close())
+	require.NoError(t, d.close(false))
 	cfg.Path += "2"
 	answer = syscall.EIO
 	_, err = openDisk(t.Context(), 0, cfg)

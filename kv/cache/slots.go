@@ -129,11 +129,20 @@ func (s *slots) giveBack(place uint32) {
 	s.used--
 	s.inUse -= uint64(x.length)
 	x.next = append(x.next, k)
-	switch {
-	case x.used == 0 && !x.closed:
-		x.length, x.owners, x.next = 0, nil, nil
+	if x.used == 0 || len(x.next) == 1 {
+		s.list(at)
+	}
+}
+
+// list has open find an extent that has room: as an empty one, which may be cut anew, where nothing
+// is in it.
+func (s *slots) list(at uint32) {
+	switch x := &s.extents[at]; {
+	case x.closed:
+	case x.used == 0:
+		*x = extent{}
 		s.empty = append(s.empty, at)
-	case len(x.next) == 1:
+	case len(x.next) > 0:
 		s.partial[x.length] = append(s.partial[x.length], at)
 	}
 }
@@ -172,19 +181,13 @@ func (s *slots) claimed() {
 	s.empty = s.empty[:0]
 	for i := len(s.extents) - 1; i >= 0; i-- {
 		x := &s.extents[i]
-		if x.length == 0 {
-			s.empty = append(s.empty, uint32(i))
-			continue
-		}
 		x.next = x.next[:0]
 		for k, owner := range slices.Backward(x.owners) {
 			if owner == freeSlot {
 				x.next = append(x.next, uint32(k))
 			}
 		}
-		if len(x.next) > 0 {
-			s.partial[x.length] = append(s.partial[x.length], uint32(i))
-		}
+		s.list(uint32(i))
 	}
 }
 
@@ -212,18 +215,6 @@ func (s *slots) emptied(place uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := place / s.each
-	x := &s.extents[at]
-	x.closed = false
-	if x.used == 0 {
-		x.length, x.owners, x.next = 0, nil, nil
-		s.empty = append(s.empty, at)
-	} else if len(x.next) > 0 {
-		s.partial[x.length] = append(s.partial[x.length], at)
-	}
-}
-
-func (s *slots) bytesInUse() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.inUse * granule
+	s.extents[at].closed = false
+	s.list(at)
 }

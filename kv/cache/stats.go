@@ -3,8 +3,8 @@
 package cache
 
 import (
+	"cmp"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -103,21 +103,12 @@ func (c *Cache) Stats() Stats {
 	for t := range tiers {
 		s.Tiers[t].Evicted = c.stats.evicted[t].Load()
 	}
-	c.spaces.mu.Lock()
-	defer c.spaces.mu.Unlock()
-	for k := range c.spaces.list {
-		sp := &c.spaces.list[k]
-		if !sp.known {
-			continue
-		}
-		name := sp.name
-		if name == "" {
-			name = fmt.Sprintf("digest %x", sp.digest)
-		}
+	for _, i := range c.Spaces() {
+		name := cmp.Or(i.Name, fmt.Sprintf("digest %x", i.Digest))
 		n := s.Namespaces[name] // of several geometries: their sum
 		for t := range tiers {
-			n.Blocks[t] += sp.blocks[t].Load()
-			n.Bytes[t] += sp.bytes[t].Load()
+			n.Blocks[t] += i.Blocks[t]
+			n.Bytes[t] += i.Bytes[t]
 		}
 		s.Namespaces[name] = n
 	}
@@ -148,36 +139,4 @@ func (d *disk) stats(t TierStats) DiskStats {
 		s.Error = d.health.last.Error()
 	}
 	return s
-}
-
-// Explain says in words where a block is and what keeps it there.
-func (n *Namespace) Explain(key Key) string {
-	text := fmt.Sprintf("%x in %s: the cache does not know it", key, n.name)
-	c := n.c
-	if !c.enter() {
-		return "the cache is closed"
-	}
-	defer c.exit()
-	c.index.each(n.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
-		if i == none {
-			return
-		}
-		e := c.index.entry(i)
-		var where []string
-		if e.slot != none {
-			where = append(where, fmt.Sprintf("in memory at %d", uint64(e.slot)*granule))
-		}
-		if e.record != none {
-			d := c.disks[e.disk]
-			where = append(where, fmt.Sprintf("on disk %s at %d", d.cfg.Path,
-				uint64(d.placeOf(e.record))*granule))
-		}
-		is := [...]string{"", "its bytes come", "", "it goes with its last use"}[e.state]
-		if is != "" {
-			where = append(where, is)
-		}
-		text = fmt.Sprintf("%x in %s: %d bytes, CRC-32C %08x, %s; %d uses under way", key, n.name,
-			e.size, e.crc, strings.Join(where, ", "), e.pins)
-	})
-	return text
 }

@@ -161,7 +161,7 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 		}
 		e := x.entry(held[k])
 		if e.state == present {
-			c.enqueue(s, held[k])
+			c.enqueue(s, held[k], Memory)
 			c.awaitWrite(s, held[k], op) // a hint has offered it
 			if c.flowOf(held[k]) == WriteThrough {
 				c.offer(held[k], op)
@@ -202,9 +202,7 @@ func (c *Cache) standing(i, size uint32) Outcome {
 func (c *Cache) reserve(id uint16, blocks int, size uint32) (slots []uint32, endClaim func()) {
 	lane := c.spaces.lane(id)
 	l := c.spaces.at(lane)
-	blocks, claimed := l.let(Memory, blocks, uint64(size), func() bool {
-		return c.evictOwn(Memory, lane)
-	})
+	blocks, claimed := c.admit(lane, Memory, blocks, uint64(size))
 	slots = make([]uint32, blocks)
 	slots = slots[:c.makeRoom(granules(uint64(size)), slots)]
 	return slots, func() { l.claimed[Memory].Add(-claimed) }
@@ -263,11 +261,7 @@ func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) uint32 {
 			if s.free != none {
 				break
 			}
-			if t == Memory {
-				c.evictLocked(s, lane, false, nil)
-			} else {
-				c.evictFromDiskLocked(s, lane, false, nil)
-			}
+			c.evictLocked(s, lane, t, false, nil)
 		}
 	}
 	return c.index.add(s, hash, key, id)

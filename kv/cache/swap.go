@@ -92,7 +92,7 @@ func (c *Cache) plan(list []diskWrite) (rest []diskWrite) {
 		}
 		id := c.spaces.lane(e.space)
 		lane := c.spaces.at(id)
-		let, claim := lane.let(Disk, 1, uint64(j.size), func() bool { return c.evictOwn(Disk, id) })
+		let, claim := c.admit(id, Disk, 1, uint64(j.size))
 		var (
 			d             *disk
 			place, record uint32
@@ -261,9 +261,7 @@ func (c *Cache) endWrite(w diskWrite, d *disk, record uint32) {
 func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok bool) {
 	e := c.index.entry(i)
 	size := uint64(e.size)
-	length := granules(size)
 	again := e.marks[Memory]&^useless != 0 // it may change meanwhile
-	var one [1]uint32
 	if on == nil {
 		c.turn++
 	}
@@ -273,35 +271,25 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 			first = k
 		}
 	}
-	kept := keptExtents{length: length}
+	kept := keptExtents{length: granules(size)}
 	for range 4 * len(c.disks) {
 		able := false
 		for k := range c.disks {
 			d := c.disks[(first+k)%len(c.disks)]
-			if on != nil && d != on || !d.usable() || !d.affords(size, again) {
+			if on != nil && d != on || !d.usable() {
 				continue
 			}
-			able = true
-			if d.places.reserve(length, one[:]) == 0 {
-				continue
+			place, record, affords, ok := d.reserve(size, again)
+			if ok {
+				return d, place, record, true
 			}
-			if record, ok := d.reserve(one[0]); ok && d.spend(size, again) {
-				return d, one[0], record, true
-			} else if ok {
-				d.release(record)
-			} else {
-				d.places.giveBack(one[0])
-			}
+			able = able || affords
 		}
 		if !able || on != nil && len(c.disks) > 1 {
 			return nil, 0, 0, false
 		}
-		from, was, place, found := c.evictFromDisk(&kept)
-		if !found {
+		if !c.evictFor(&kept, Disk) {
 			return nil, 0, 0, false
-		}
-		if was != length {
-			c.emptyExtent(from, place, was, &kept)
 		}
 	}
 	return nil, 0, 0, false
@@ -426,9 +414,9 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 		c.spaces.count(e.space, Memory, 1, int64(size))
 		if e.state == present {
 			x.commit(i)
-			c.enqueue(s, i)
+			c.enqueue(s, i, Memory)
 			if op.class == engine.Prefetch { // nobody has used it yet
-				c.queues(s, c.spaces.lane(e.space), Memory).letGoFirst(i)
+				c.queuesOf(s, i, Memory).letGoFirst(i)
 			}
 		}
 		s.mu.Unlock()
@@ -527,80 +515,3 @@ func (c *Cache) coming() <-chan struct{} {
 
 // onlyHere reports whether a Load has found the block where it is on its disk alone.
 func (e *entry) onlyHere() bool { return e.slot == none && e.pins > 0 }
-
-// evictFromDisk lets the block go whose turn it is on the disks.
-func (c *Cache) evictFromDisk(kept *keptExtents) (d *disk, length, place uint32, ok bool) {
-	first := c.hand.Add(1)
-	lanes := c.spaces.order(Disk)
-	for _, useless := range []bool{true, false} {
-		if useless && c.useless[Disk].Load() == 0 {
-			continue
-		}
-		for _, lane := range lanes {
-			for k := range c.index.shards {
-				s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
-				s.mu.Lock()
-				d, length, place, ok = c.evictFromDiskLocked(s, lane, useless, kept)
-				s.mu.Unlock()
-				if ok {
-					return d, length, place, true
-				}
-			}
-		}
-	}
-	return nil, 0, 0, false
-}
-
-// evictFromDiskLocked lets a block of a lane and shard go from its disk. The caller holds the
-// shard's lock.
-func (c *Cache) evictFromDiskLocked(s *shard, lane int, useless bool, kept *keptExtents) (d *disk,
-	length, place uint32, ok bool) {
-	x := c.index
-	i := c.victim(s, lane, Disk, useless, kept)
-	if i == none {
-		return nil, 0, 0, false
-	}
-	e := x.entry(i)
-	d = c.disks[e.disk]
-	length, place = granules(uint64(e.size)), d.placeOf(e.record)
-	c.leaveDisk(s, i)
-	c.stats.evicted[Disk].Add(1)
-	return d, length, place, true
-}
-
-// evictOwn lets a block of a lane go from a tier.
-func (c *Cache) evictOwn(t Tier, lane int) bool {
-	first := c.hand.Add(1)
-	for k := range c.index.shards {
-		s := &c.index.shards[(int(first)+k)%len(c.index.shards)]
-		s.mu.Lock()
-		var ok bool
-		if t == Memory {
-			_, _, ok = c.evictLocked(s, lane, false, nil)
-		} else {
-			_, _, _, ok = c.evictFromDiskLocked(s, lane, false, nil)
-		}
-		s.mu.Unlock()
-		if ok {
-			return true
-		}
-	}
-	return false
-}
-
-// affords reports whether the budget of the day has room for so many bytes.
-func (d *disk) affords(bytes uint64, again bool) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.budget.affords(time.Now(), costOf(bytes), again)
-}
-
-// costOf is what a block takes of a budget: whole pages, and its record.
-func costOf(bytes uint64) uint64 { return uint64(granules(bytes))*granule + recordBytes }
-
-// spend counts bytes against the budget of the day.
-func (d *disk) spend(bytes uint64, again bool) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.budget.take(time.Now(), costOf(bytes), again)
-}

@@ -333,7 +333,8 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 		if len(q.keys) != 1 {
 			return nil, errGarbled
 		}
-		return json.Marshal(blockText{n.Block(q.keys[0]), n.Explain(q.keys[0])})
+		b, text := n.Explain(q.keys[0])
+		return json.Marshal(blockText{b, text})
 	}
 	return nil, fmt.Errorf("no request of kind %d: %w", what, engine.ErrNotSupported)
 }

@@ -132,7 +132,7 @@ class Disk:
     path: str
     size: int  # bytes for blocks
     extent: int = 0  # bytes, as for Cache.open; 0: that of the memory
-    blocks: int = 0  # how many it may hold; 0: size by 64 KiB
+    blocks: int = 0  # how many it may hold; 0: as the file has, else size by 64 KiB
     bytes_a_day: int = 0  # what may be written in 24 hours; 0: nothing bounds it
     durable: bool = False  # what is on it survives a loss of power
 
