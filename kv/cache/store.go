@@ -121,7 +121,10 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 	)
 	for k := 0; k < len(keys); {
 		begin := len(which)
-		for end := min(k+c.batchOf(size), len(keys)); k < end; k++ {
+		// The sums of the last batch are computed while nothing moves: it is a small one.
+		most := c.batchOf(size)
+		most = max(1, most/4, min(most, (len(keys)-k)/2))
+		for end := min(k+most, len(keys)); k < end; k++ {
 			if held[k] != none {
 				which = append(which, uint32(k))
 				ours = append(ours, slots[k])
