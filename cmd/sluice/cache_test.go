@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
@@ -128,6 +129,11 @@ func TestCacheCommands(t *testing.T) {
 		ok(t, sluice(t, "cache", "serve", "--config", config, "--check")).stdout)
 	s := startCache(t, config)
 	require.Contains(t, s.line, "memory is empty")
+	var fs unix.Statfs_t
+	require.NoError(t, unix.Statfs(dir, &fs))
+	if fs.Type != unix.TMPFS_MAGIC {
+		s.stderr.await(t, "is not on a tmpfs")
+	}
 
 	block, back := filepath.Join(dir, "block"), filepath.Join(dir, "back")
 	require.NoError(t, os.WriteFile(block, bytes.Repeat([]byte("kv"), 5001), 0o600))
@@ -173,6 +179,13 @@ func TestCacheCommands(t *testing.T) {
 		"requests", "tiers", "namespaces", "disks", "loads", "stores", "loaded_bytes",
 		"stored_bytes", "swapped_in", "swapped_out", "unwritten", "unproven",
 		"expired", "held", "refused_hints")
+	values, isObject := report.(map[string]any)
+	require.True(t, isObject)
+	wantKeys(t, "the tiers", values["tiers"], "memory", "disk")
+	requests, isObject := values["requests"].(map[string]any)
+	require.True(t, isObject)
+	wantKeys(t, "the requests", requests, "match", "load", "store")
+	wantKeys(t, "a request", requests["load"], "seconds", "at_most_us")
 	require.Contains(t, ok(t, sluice(t, "cache", "stat", "--server", at)).stdout,
 		"1 of 1 blocks")
 
@@ -315,7 +328,7 @@ func TestCacheNetwork(t *testing.T) {
 		address, _, _ = strings.Cut(address, ": ")
 		u, err := dialNetwork(t, tc.client, address, time.Minute)
 		require.NoError(t, err)
-		require.NoError(t, u.hold(t.Context(), 1, 4096))
+		require.NoError(t, u.allocate(t.Context(), 1, 4096))
 		space, err := u.Namespace(t.Context(), "default", [32]byte{})
 		require.NoError(t, err)
 		outcomes, err := space.Store(t.Context(), []cache.Key{{1}}, u.place(1))
@@ -380,9 +393,9 @@ func TestCacheConfig(t *testing.T) {
 		{good + "byte = 3\n", "line 5: memory.byte: there is no such key"},
 		{"nmae = \"a\"\n" + good, "line 1: nmae: there is no such key"},
 		{strings.Replace(good, "64MiB", "64 cows", 1), "line 4: memory.bytes: size \"64 cows\""},
-		{strings.Replace(good, `"64MiB"`, "-3 # or so", 1), "line 4: memory.bytes: -3: want a number"},
-		{strings.Replace(good, `"64MiB"`, "true", 1), "line 4: memory.bytes: true: want a number"},
-		{strings.Replace(good, `"64MiB"`, "7e7", 1), "line 4: memory.bytes: 7e+07: want a number"},
+		{strings.Replace(good, `"64MiB"`, "-3 # or so", 1), "line 4: memory.bytes: -3: want a whole number, or a size"},
+		{strings.Replace(good, `"64MiB"`, "true", 1), "line 4: memory.bytes: true: want a whole number, or a size"},
+		{strings.Replace(good, `"64MiB"`, "7e7", 1), "line 4: memory.bytes: 7e+07: want a whole number, or a size"},
 		{strings.Replace(good, "64MiB", "100KiB", 1), "line 4: memory.bytes: want at least"},
 		{good + "extent = \"1TiB\"\n", "line 5: memory.extent: 1TiB: want"},
 		{strings.Replace(good, `"/x/m"`, "3", 1), "line 3: memory.path: 3: want a text"},
@@ -390,7 +403,7 @@ func TestCacheConfig(t *testing.T) {
 		{strings.Replace(good, `path = "/x/m"`, "", 1), "line 2: memory.path: want a path"},
 		{good + "bytes = 5\n", "line 5"},
 		{"memory = 3\n", "line 1: memory: want keys under a line [memory]"},
-		{good + "[disk]\npath=\"/x/d\"\n", "disk: want keys under a line [[disk]]"},
+		{good + "[disk]\npath=\"/x/d\"\n", "line 5: disk: want keys under a line [[disk]]"},
 		{"socket = \"" + strings.Repeat("s", 108) + "\"\n", "line 1: socket: "},
 		{"drain_timeout = \"soon\"\n" + good, "line 1: drain_timeout: soon: want a time such as"},
 		{"drain_timeout = 5\n" + good, "line 1: drain_timeout: 5: want a time such as"},
@@ -406,12 +419,15 @@ func TestCacheConfig(t *testing.T) {
 		{"backends = [\"shm:rings=2\"]\n" + good, "line 1: backends: "},
 		{"policy = \"fifo\"\n" + good, "line 1: policy: policy \"fifo\": there are s3fifo"},
 		{"\noperations = 5000000\n" + good, "line 2: operations: "},
-		{"operations = 0\n" + good, "line 1: operations: 0: want a number"},
+		{"operations = 0\n" + good, "line 1: operations: 0: want a whole number from 1 to"},
 		{"hold_max = \"1TiB\"\n" + good, "line 1: hold_max: want at most the bytes"},
 		{"blocks = 1000000000000\n" + good, "line 1: blocks: "},
 		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"2MiB\"\n[[disk]]\nbytes=4096\n",
 			"line 8: disk.path: want a path"},
-		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"4KiB\"\n", "line 5: disk: disk /x/d"},
+		{good + "[[disk]]\npath=\"/x/d\"\nbytes=\"4KiB\"\n", "line 7: disk.bytes: want at least"},
+		{good + "[[disk]]\npath=\"/x/d\"\n", "line 5: disk.bytes: want at least an extent"},
+		{"backends = [\"shm\"]\n" + good + "[[disk]]\npath=\"/x/d\"\nbytes=\"2MiB\"\n",
+			"line 1: backends: a [[disk]] takes posix"},
 		{good + "[[disk]]\npath=\"/x/d\"\nbytes_a_day=0\n", "line 7: disk.bytes_a_day: 0: want"},
 		{good + "[[disk]]\npath=\"/x/m\"\nbytes=\"2MiB\"\n", "line 5: disk: disk /x/m is there"},
 		{good + "[schedule]\npiece_bytes=\"4MiB\"\n", "line 6: schedule.piece_bytes"},
@@ -425,6 +441,8 @@ func TestCacheConfig(t *testing.T) {
 			"line 7: namespace.disk_quota: there is no [[disk]]"},
 		{good + "[[namespace]]\nname=\"a\"\nmemory_quota=\"1TiB\"\n",
 			"line 7: namespace.memory_quota: want at most"},
+		{good + "[[namespace]]\nname=\"a\"\nhold_max=\"65MiB\"\n",
+			"line 7: namespace.hold_max: want at most"},
 		{good + "[[namespace]]\nname=\"a\"\nttl=\"1.5s\"\n", "line 7: namespace.ttl: want whole"},
 		{good + "[[namespace]]\nname=\"a\"\nttl=\"100000h\"\n", "line 5: namespace: TTL"},
 		{"text = \"a\"\n" + good, "line 1: text: there is no such key"},

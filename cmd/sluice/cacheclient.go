@@ -23,16 +23,16 @@ import (
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
-// asker is a command that asks the server of this host.
-type asker struct {
+// serverFlags are the flags of a command that asks the server of this host.
+type serverFlags struct {
 	server    string
 	timeout   time.Duration
 	asJSON    bool
-	namespace string // of a block
+	namespace string // this and hash: of the commands about one block
 	hash      bool
 }
 
-func (a *asker) register(c *cobra.Command, asJSON string) *cobra.Command {
+func (a *serverFlags) register(c *cobra.Command, asJSON string) *cobra.Command {
 	s := c.Flags()
 	s.StringVar(&a.server, "server", defaultSocket(), "`PATH` of the server's Unix socket, or "+
 		"unix:PATH")
@@ -44,7 +44,7 @@ func (a *asker) register(c *cobra.Command, asJSON string) *cobra.Command {
 }
 
 // ask dials the server, and calls do with a context that ends at the limit.
-func (a *asker) ask(c *cobra.Command, do func(context.Context, *cacheUser) error) error {
+func (a *serverFlags) ask(c *cobra.Command, do func(context.Context, *cacheUser) error) error {
 	if a.timeout <= 0 {
 		return usagef("--timeout %v: want more", a.timeout)
 	}
@@ -54,7 +54,7 @@ func (a *asker) ask(c *cobra.Command, do func(context.Context, *cacheUser) error
 	u, err := dialCache(ctx, a.server, fmt.Sprintf("sluice cache (pid %d)", os.Getpid()))
 	if err != nil {
 		if ctx.Err() != nil {
-			err = errors.Join(context.Cause(ctx), err)
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 		return fmt.Errorf("reach the cache at %s: %w", a.server, err)
 	}
@@ -62,7 +62,7 @@ func (a *asker) ask(c *cobra.Command, do func(context.Context, *cacheUser) error
 }
 
 func newCacheStat() *cobra.Command {
-	var a asker
+	var a serverFlags
 	c := &cobra.Command{
 		Use:     "stat",
 		Short:   "Say what a cache has, and what its clients get from it",
@@ -76,36 +76,13 @@ func newCacheStat() *cobra.Command {
 				case err != nil:
 					return err
 				case a.asJSON:
-					return printJSON(c.OutOrStdout(), reportJSON(&r))
+					return printJSON(c.OutOrStdout(), &r)
 				}
 				return printCacheReport(c.OutOrStdout(), &r)
 			})
 		},
 	}
 	return a.register(c, "print JSON")
-}
-
-// reportJSON is a report in which tiers have their names, and buckets their bounds; the last bucket
-// has none.
-func reportJSON(r *serve.Report) any {
-	tiers, requests := map[string]any{}, map[string]any{}
-	for k, t := range r.Tiers {
-		tiers[cache.Tier(k).String()] = t
-	}
-	for name, l := range r.Requests {
-		var buckets []map[string]any
-		for k, n := range l.Buckets {
-			buckets = append(buckets, map[string]any{"count": n,
-				"at_most_us": l.Bound(k).Microseconds()})
-		}
-		delete(buckets[len(buckets)-1], "at_most_us")
-		requests[name] = map[string]any{"seconds": l.Seconds, "buckets": buckets}
-	}
-	return struct { // its own fields stand in place of those of the report
-		*serve.Report
-		Tiers    any `json:"tiers"`
-		Requests any `json:"requests"`
-	}{r, tiers, requests}
 }
 
 // printCacheReport writes a report for people.
@@ -128,8 +105,9 @@ func printCacheReport(w io.Writer, r *serve.Report) error {
 	}
 	for _, d := range r.Disks {
 		text := fmt.Sprintf("%d blocks, %s of %s", d.Blocks, round(d.Bytes), round(d.Room))
-		if d.Left > 0 {
-			text += ", " + round(d.Left) + " may be written at once"
+		if d.Day > 0 {
+			text += fmt.Sprintf(", %s of %s a day may be written at once", round(d.Left),
+				round(d.Day))
 		}
 		if d.Unused != "" {
 			text += "; LEFT ALONE: " + d.Unused
@@ -147,7 +125,7 @@ func printCacheReport(w io.Writer, r *serve.Report) error {
 		missesText(r.Loads))
 	line("stores\t%d blocks, %s%s", r.Stores[cache.Done], round(r.StoredBytes),
 		missesText(r.Stores))
-	line("disks\t%d blocks read, %d written, %d not in time", r.SwappedIn, r.SwappedOut,
+	line("disks\t%d blocks read, %d written, %d not written", r.SwappedIn, r.SwappedOut,
 		r.Unwritten)
 	if r.Unproven > 0 {
 		line("unproven\t%d transfers without a proof that they have ended", r.Unproven)
@@ -172,7 +150,7 @@ func missesText(counts map[cache.Outcome]uint64) (text string) {
 }
 
 func newCacheLs() *cobra.Command {
-	var a asker
+	var a serverFlags
 	var most int
 	c := &cobra.Command{
 		Use:   "ls [NAMESPACE]",
@@ -189,7 +167,7 @@ one, its blocks. What is stored or has to go meanwhile may be in the list or not
 				if len(args) == 0 {
 					return u.printSpaces(ctx, c.OutOrStdout(), a.asJSON)
 				}
-				space, err := u.space(ctx, args[0])
+				space, err := u.findSpace(ctx, args[0])
 				if err != nil {
 					return err
 				}
@@ -246,8 +224,8 @@ func (u *cacheUser) printSpaces(ctx context.Context, w io.Writer, asJSON bool) e
 		"ttl_s"}, rows)
 }
 
-// space opens a namespace that the cache knows, by its name or its digest.
-func (u *cacheUser) space(ctx context.Context, name string) (*serve.Space, error) {
+// findSpace opens a namespace that the cache has, by its name or its digest.
+func (u *cacheUser) findSpace(ctx context.Context, name string) (*serve.Space, error) {
 	spaces, err := u.Spaces(ctx)
 	if err != nil {
 		return nil, err
@@ -273,13 +251,13 @@ func (u *cacheUser) space(ctx context.Context, name string) (*serve.Space, error
 }
 
 // registerBlock is register of a command about one block.
-func (a *asker) registerBlock(c *cobra.Command, asJSON string) *cobra.Command {
+func (a *serverFlags) registerBlock(c *cobra.Command, asJSON string) *cobra.Command {
 	c.Flags().StringVar(&a.namespace, "namespace", "default", "`NAME` or digest of its namespace")
 	c.Flags().BoolVar(&a.hash, "hash", false, "KEY is a text, the key is its hash")
 	return a.register(c, asJSON)
 }
 
-func (a *asker) key(text string) (k cache.Key, err error) {
+func (a *serverFlags) key(text string) (k cache.Key, err error) {
 	if a.hash {
 		return cache.KeyOf([]byte(text)), nil
 	}
@@ -291,7 +269,7 @@ func (a *asker) key(text string) (k cache.Key, err error) {
 }
 
 func newCacheGet() *cobra.Command {
-	var a asker
+	var a serverFlags
 	c := &cobra.Command{
 		Use:   "get KEY FILE",
 		Short: "Load a block into a file, or to the standard output where FILE is -",
@@ -304,7 +282,7 @@ func newCacheGet() *cobra.Command {
 				return err
 			}
 			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
-				space, err := u.space(ctx, a.namespace)
+				space, err := u.findSpace(ctx, a.namespace)
 				if err != nil {
 					return err
 				}
@@ -330,7 +308,7 @@ func newCacheGet() *cobra.Command {
 }
 
 func newCachePut() *cobra.Command {
-	var a asker
+	var a serverFlags
 	c := &cobra.Command{
 		Use:   "put KEY FILE",
 		Short: "Store a file as a block",
@@ -352,7 +330,7 @@ is made, of a geometry of zeros.`,
 				return err
 			}
 			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
-				space, err := u.space(ctx, a.namespace)
+				space, err := u.findSpace(ctx, a.namespace)
 				if errors.Is(err, os.ErrNotExist) {
 					space, err = u.Namespace(ctx, a.namespace, [32]byte{})
 				}
@@ -375,7 +353,7 @@ is made, of a geometry of zeros.`,
 	return a.registerBlock(c, "print JSON")
 }
 
-// outcomeTexts say of a block's outcome what it means.
+// outcomeTexts say what an outcome means for a block.
 var outcomeTexts = map[cache.Outcome]string{
 	cache.Missing: "it had to go at this moment: it is not in the cache any more",
 	cache.Pending: "another process stores it at this moment: try again",
@@ -390,7 +368,7 @@ var outcomeTexts = map[cache.Outcome]string{
 // moveBlock loads a block into data, or stores it from there.
 func (u *cacheUser) moveBlock(ctx context.Context, call func(context.Context, []cache.Key,
 	serve.Place) ([]cache.Outcome, error), key cache.Key, data []byte) (cache.Outcome, error) {
-	if err := u.hold(ctx, 1, len(data)); err != nil {
+	if err := u.allocate(ctx, 1, len(data)); err != nil {
 		return cache.Failed, err
 	}
 	copy(u.memory.Bytes(), data)

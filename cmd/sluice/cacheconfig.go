@@ -38,7 +38,7 @@ type cacheConfig struct {
 	path, text string // of the file
 }
 
-// cacheNamespace is what a namespace may have; "*": all that no other entry names.
+// cacheNamespace is a [[namespace]]; the one of name "*" is for all that no other one names.
 type cacheNamespace struct {
 	name    string
 	options cache.NamespaceOptions
@@ -151,9 +151,13 @@ func (s *setting) set(v any) error {
 			}
 		}
 		ok = (isText || isNumber && n >= 0) && fits(u)
-		want = fmt.Sprintf("a number or a size such as \"64GiB\", from %d to %d", s.least, s.most)
+		want = fmt.Sprintf("a whole number from %d to %d", s.least, s.most)
+		if s.most >= longest {
+			want = "a whole number, or a size such as \"64GiB\", of at most " +
+				figures.FormatSize(s.most)
+		}
 		if s.most == unbounded {
-			want = "a number or a size such as \"64GiB\"; without the key nothing bounds it"
+			want = "a whole number, or a size such as \"64GiB\"; without the key nothing bounds it"
 		}
 		switch to := to.(type) {
 		case *int:
@@ -212,7 +216,11 @@ func readCacheConfig(path string) (*cacheConfig, error) {
 			}
 		}
 		if len(list) == 0 {
-			return nil, c.wrong("", 0, table, "want keys under a line %s", form)
+			err := c.wrong("", 0, table, "want keys under a line %s", form)
+			if _, isTable := keys[table].(map[string]any); isTable {
+				err = c.wrong(table, 0, "", "want keys under a line %s", form)
+			}
+			return nil, err
 		}
 		delete(keys, table)
 	}
@@ -235,8 +243,9 @@ func (c *cacheConfig) read(table string, nth int, keys map[string]any) error {
 	return nil
 }
 
-// wrong is an error about a key of a table, of which there may be several; nth counts them from 0.
-// Its line is that of the table where it does not have the key, as it never has "".
+// wrong returns an error about a key of a table. Of several tables of that name nth is the number,
+// from 0. The error names the line of the key or, where the table lacks it or key is "", of the
+// table.
 func (c *cacheConfig) wrong(table string, nth int, key, format string, args ...any) error {
 	at, line := "", 0
 	for n, text := range strings.Split(c.text, "\n") {
@@ -291,6 +300,9 @@ func (c *cacheConfig) check() (err error) {
 		refuse(bad != nil, "", 0, "backends", "%w", bad)
 		refuse(spec.name == auto, "", 0, "backends", "name each one: auto is of the command line")
 	}
+	onDisks := func(spec string) bool { return strings.HasPrefix(spec+":", "posix:") }
+	refuse(disks != nil && c.backends != nil && !slices.ContainsFunc(c.backends, onDisks), "", 0,
+		"backends", "a [[disk]] takes posix, too")
 	refuse(c.schedule.PieceBytes > cmp.Or(c.schedule.BytesInFlight, 2<<20), "schedule", 0,
 		"piece_bytes", "want at most bytes_in_flight, by default 2 MiB")
 	bad := checkPolicy(string(c.cache.Policy))
@@ -301,6 +313,8 @@ func (c *cacheConfig) check() (err error) {
 	refuse(c.cache.HoldMax > m.Bytes, "", 0, "hold_max", "want at most the bytes of [memory]")
 	for n := range disks {
 		refuse(!filepath.IsAbs(disks[n].Path), "disk", n, "path", wantPath)
+		refuse(disks[n].Bytes < cmp.Or(disks[n].Extent, m.Extent, 2<<20), "disk", n, "bytes",
+			"want at least an extent, by default that of [memory]")
 		bad = cache.Config{Memory: *m, Disks: disks[:n+1]}.Check()
 		refuse(bad != nil, "disk", n, "", "%w", bad)
 	}
@@ -313,6 +327,8 @@ func (c *cacheConfig) check() (err error) {
 		refuse(o.TTL%time.Second != 0, "namespace", n, "ttl", "want whole seconds, as in \"60s\"")
 		refuse(o.Quota[0] > m.Bytes, "namespace", n, "memory_quota",
 			"want at most the bytes of [memory]")
+		refuse(o.HoldMax > m.Bytes, "namespace", n, "hold_max",
+			"want at most the bytes of [memory]")
 		refuse(o.Quota[1] > 0 && disks == nil, "namespace", n, "disk_quota", "there is no [[disk]]")
 		refuse(o.Flow == cache.WriteBack && disks == nil, "namespace", n, "flow",
 			"there is no [[disk]] to write to")
@@ -323,7 +339,7 @@ func (c *cacheConfig) check() (err error) {
 	return err
 }
 
-// options are what a namespace may have.
+// options returns the options of a namespace.
 func (c *cacheConfig) options(name string) (o cache.NamespaceOptions) {
 	for _, s := range c.namespaces {
 		if s.name == name {

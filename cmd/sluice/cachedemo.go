@@ -81,8 +81,8 @@ func cacheDemo(ctx context.Context, stdout io.Writer) (err error) {
 				for k := range chain {
 					chain[k] = cache.KeyOf(fmt.Append(nil, n, at+k))
 				}
-				var q served
-				if q, err = u.serve(ctx, chain); err == nil && q.stored == demoChain {
+				var q requestResult
+				if q, err = u.handle(ctx, chain); err == nil && q.stored == demoChain {
 					committed[n] = append(committed[n], chain...)
 					if stored.Add(demoChain) == demoEnough {
 						_ = server.process.Process.Kill()
@@ -114,7 +114,7 @@ func cacheDemo(ctx context.Context, stdout io.Writer) (err error) {
 	}
 	served := 0
 	for chain := range slices.Chunk(keys, demoChain) {
-		q, err := u.serve(ctx, chain) // what is lost it stores
+		q, err := u.handle(ctx, chain) // what is lost it stores
 		if err != nil {
 			return errors.Join(err, u.close())
 		}

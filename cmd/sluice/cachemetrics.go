@@ -54,8 +54,10 @@ func (report cacheMetrics) Collect(to chan<- prometheus.Metric) {
 			"way", way)
 	}
 	add(count, float64(r.Unwritten), "unwritten_blocks_total",
-		"Blocks that found too many others on their way to a disk.")
+		"Blocks that no disk was given: too many waited, or none had room or bytes of its day.")
 	add(count, float64(r.Expired), "expired_blocks_total", "Blocks that went by their TTL.")
+	add(count, float64(r.RefusedHints), "refused_hint_blocks_total",
+		"Blocks that hints were to retain beyond hold_max.")
 	add(gauge, float64(r.Held), "held_bytes", "Bytes that pins and hints keep in memory.")
 	for k, t := range r.Tiers {
 		tier := cache.Tier(k).String()
@@ -80,17 +82,19 @@ func (report cacheMetrics) Collect(to chan<- prometheus.Metric) {
 		add(gauge, usable, "disk_usable", "1: the disk is used; 0: it is left alone, as it is "+
 			"silent or after errors.", "path", d.Path)
 		add(gauge, silent, "disk_silent", "1: none of its reads and writes ends.", "path", d.Path)
-		add(gauge, float64(d.Left), "disk_budget_bytes", "Bytes that may be written at once.",
-			"path", d.Path)
+		if d.Day > 0 {
+			add(gauge, float64(d.Left), "disk_budget_bytes", "Bytes of bytes_a_day that may be "+
+				"written at once.", "path", d.Path)
+		}
 	}
 	add(gauge, float64(r.Running), "requests_running", "Requests that run.")
 	add(gauge, float64(r.Clients), "clients", "Clients that are connected.")
 	add(gauge, float64(r.Unproven), "unproven_transfers", "Transfers without a proof of their end.")
 	for name, l := range r.Requests {
 		sum, buckets := uint64(0), map[float64]uint64{}
-		for k, n := range l.Buckets[:len(l.Buckets)-1] {
-			sum += n
-			buckets[l.Bound(k).Seconds()] = sum
+		for us := int64(1); us < serve.LatencyMost; us *= 2 {
+			sum += l.AtMost[us]
+			buckets[float64(us)/1e6] = sum
 		}
 		to <- prometheus.MustNewConstHistogram(prometheus.NewDesc("sluice_cache_request_seconds",
 			"How long requests took.", []string{"request"}, nil), l.Count(), l.Seconds, buckets,

@@ -146,7 +146,7 @@ func (f *cacheReplay) run(ctx context.Context, stdout, stderr io.Writer) error {
 	var rows [][]any
 	mismatches := 0
 	for n, p := range f.policies {
-		r, err := f.one(ctx, p, func(done int) { bar.set(int64(n*len(f.chains) + done)) })
+		r, err := f.runPolicy(ctx, p, func(done int) { bar.set(int64(n*len(f.chains) + done)) })
 		if err != nil {
 			return err
 		}
@@ -181,10 +181,10 @@ type replayResult struct {
 	stats       cache.Stats
 }
 
-// one is the story of a policy: a server, clients that take requests in their order, and what came
-// of it.
-func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)) (r replayResult,
-	err error) {
+// runPolicy starts a server of a policy, has clients take the requests in their order, and returns
+// what became of them.
+func (f *cacheReplay) runPolicy(ctx context.Context, policy string, progress func(int)) (
+	r replayResult, err error) {
 	// as many blocks fit as the optimum has
 	memory, disk := f.blocksOf(f.memory), f.blocksOf(f.disk)
 	tier := func(blocks int) string {
@@ -219,9 +219,9 @@ func (f *cacheReplay) one(ctx context.Context, policy string, progress func(int)
 				defer func() { _ = u.close() }()
 			}
 			for chain := range queue {
-				var q served
+				var q requestResult
 				if err == nil {
-					q, err = u.serve(ctx, chain)
+					q, err = u.handle(ctx, chain)
 				}
 				if err != nil {
 					fail(err)

@@ -95,12 +95,12 @@ func TestCacheUserChecks(t *testing.T) {
 	for at := 0; at < 4096; at += 97 {
 		u.fill(keys)
 		m.Bytes()[4096+at] ^= 1
-		require.True(t, u.is(0, &keys[0]))
-		require.False(t, u.is(1, &keys[1]), at)
+		require.True(t, u.verify(0, &keys[0]))
+		require.False(t, u.verify(1, &keys[1]), at)
 	}
-	require.False(t, u.is(0, &keys[0]), "the bytes of the time before")
+	require.False(t, u.verify(0, &keys[0]), "the bytes of the time before")
 	u.fill(keys[:1])
-	require.False(t, u.is(0, &keys[1]), "those of another block")
+	require.False(t, u.verify(0, &keys[1]), "those of another block")
 	require.NoError(t, e.Close())
 	require.NoError(t, m.Close())
 }

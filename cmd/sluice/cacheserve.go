@@ -33,7 +33,18 @@ import (
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
-// newCache is the command whose commands are about the KV cache of one node.
+// newCache is the command whose commands are about the KV cache of one node. Its files:
+//
+//	cacheserve.go   sluice cache serve: the process that has the cache, from its start to its end
+//	cacheconfig.go  the config of that process: its keys, their checks, errors by key and line
+//	cachemetrics.go what it tells Prometheus
+//	cacheclient.go  stat, ls, get and put, which ask the server of this host by its socket
+//	cachedemo.go    demo: a server that is killed under load
+//	cachereplay.go  replay: a trace through a server, once for each policy
+//	cacheuser.go    what these share: a client, how a model uses a cache, and a server for one
+//	                command
+//
+// bench is that of bench.go, with the lanes of a cache.
 func newCache() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cache",
@@ -82,8 +93,8 @@ docs/cache.md has the keys of the config and their defaults.`,
 	return c
 }
 
-// serveCache is the story of a server: from its backends to its last byte. Whatever is opened is
-// closed in the reverse order.
+// serveCache runs a server until ctx ends: it opens the engine, the listeners and the cache, serves
+// clients and answers signals, and drains. It closes all that it has opened in the reverse order.
 func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer) (err error) {
 	say := func(format string, args ...any) { fmt.Fprintf(stderr, "cache: "+format+"\n", args...) }
 
@@ -97,7 +108,8 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 
-	// The listeners, and the cache with what was left in it: who comes meanwhile waits.
+	// The listeners, then the cache with the blocks that were left in it. A client that connects
+	// meanwhile waits.
 	listeners, err := cfg.openListeners()
 	defer func() {
 		for _, l := range listeners { // where they are not served
@@ -124,8 +136,8 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 
-	// The server, and who reads its counts.
-	var now atomic.Pointer[cacheConfig] // as it was read last
+	// The server and its metrics. now is the config as it was read last.
+	var now atomic.Pointer[cacheConfig]
 	now.Store(cfg)
 	s, err := serve.New(serve.Config{Cache: c, Engine: e,
 		Options: func(name string) cache.NamespaceOptions { return now.Load().options(name) }})
@@ -135,9 +147,9 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	serving, stopServing := context.WithCancel(context.Background())
 	running, stopRunning := context.WithCancel(context.Background())
 	var parts sync.WaitGroup
-	ended := make(chan error, len(listeners)+2) // of whatever should not end by itself
+	ended := make(chan error, len(listeners)+2) // parts that ended, which none should by itself
 	start := func(part func() error) { parts.Go(func() { ended <- part() }) }
-	defer func() { // nothing uses the cache when it is closed
+	defer func() { // so that nothing uses the cache when it is closed
 		stopServing()
 		stopRunning()
 		parts.Wait()
@@ -157,7 +169,13 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	for _, l := range listeners {
 		start(func() error { return e.Serve(serving, l) })
 	}
-	if c.Attached().BasePages {
+	var fs unix.Statfs_t
+	switch path := cfg.cache.Memory.Path; {
+	case unix.Statfs(path, &fs) == nil && fs.Type != unix.TMPFS_MAGIC &&
+		fs.Type != unix.HUGETLBFS_MAGIC:
+		say("%s is not on a tmpfs: the kernel writes the memory to that disk, too; name a path "+
+			"such as /dev/shm/kv", path)
+	case c.Attached().BasePages:
 		say("not all of the memory has huge pages, into which disks read faster: they take Linux " +
 			"6.1, or huge=advise of /dev/shm, and time (start_timeout)")
 	}
@@ -173,7 +191,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	for ctx.Err() == nil {
 		select {
 		case <-watchdog:
-			_ = c.Spaces() // one that hangs does not answer; one whose disk hangs does
+			_ = c.Spaces() // waits for a cache that hangs, and for no disk
 			notifySystemd("WATCHDOG=1")
 		case <-again:
 			changed, err := readCacheConfig(cfg.path)
@@ -184,8 +202,8 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 			if err != nil {
 				say("SIGHUP: nothing is changed: %v", sentence(err))
 			} else {
-				say("SIGHUP: %s is read: namespaces may have what it says; all else it says holds "+
-					"from the next start on", cfg.path)
+				say("SIGHUP: %s is read: its [[namespace]] tables hold now, all else from the "+
+					"next start on", cfg.path)
 			}
 		case err := <-ended:
 			return fmt.Errorf("a part of the server ended: %w", err)
@@ -287,8 +305,8 @@ func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.
 func (c *cacheConfig) openListeners() (list []net.Listener, err error) {
 	if conn, err := net.DialTimeout("unix", c.socket, time.Second); err == nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("another process serves at %s: stop it (sluice cache stat says "+
-			"which one it is), or name another socket", c.socket)
+		return nil, fmt.Errorf("another process serves at %s: stop it (sluice cache stat "+
+			"--server %[1]s says which one it is), or name another socket", c.socket)
 	}
 	if info, err := os.Lstat(c.socket); err == nil && info.Mode()&os.ModeSocket != 0 {
 		_ = os.Remove(c.socket) // else Listen says why not
@@ -307,8 +325,8 @@ func (c *cacheConfig) openListeners() (list []net.Listener, err error) {
 	return list, nil
 }
 
-// holder names a process that has locked files of the cache, as another server does; "": none that
-// is known.
+// holder names a process that has locked a file of the cache, as another server does; "": it knows
+// of none.
 func (c *cacheConfig) holder() string {
 	locks, _ := os.ReadFile("/proc/locks")
 	for _, d := range append([]cache.DiskConfig{{Path: c.cache.Memory.Path}}, c.cache.Disks...) {
@@ -327,8 +345,8 @@ func (c *cacheConfig) holder() string {
 	return ""
 }
 
-// notifySystemd tells systemd how the service is; see sd_notify(3). Without it there is nobody to
-// tell, and what it does not take it does without.
+// notifySystemd sends systemd a state of the service; see sd_notify(3). It ignores errors, and does
+// nothing where systemd has not started the process.
 func notifySystemd(state string) {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -343,8 +361,8 @@ func notifySystemd(state string) {
 	_, _ = conn.Write([]byte(state))
 }
 
-// watchdogTicks ticks twice in the time within which systemd wants to hear of the service; never
-// where it does not.
+// watchdogTicks ticks twice in the time after which systemd takes the service for dead; never where
+// systemd does not watch it.
 func watchdogTicks() (<-chan time.Time, func()) {
 	us, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
 	pid := os.Getenv("WATCHDOG_PID")

@@ -25,9 +25,9 @@ import (
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
-// cacheUser is a client of a server on this host, with an engine of its own and, once it holds
-// some, memory for blocks of one length. One of openModelUser uses the cache as a process does that
-// serves a model; the content of its blocks follows from their keys.
+// cacheUser is a client of a server on this host. It has an engine of its own and, after allocate,
+// memory for blocks of one length. openModelUser returns one that uses the cache as a process does
+// that serves a model; the content of its blocks follows from their keys.
 type cacheUser struct {
 	*serve.Client
 	*serve.Space
@@ -37,7 +37,7 @@ type cacheUser struct {
 	block, room int // bytes, and how many blocks the memory has room for
 }
 
-// dialCache meets the server at a Unix socket with an engine of that name.
+// dialCache connects an engine of that name to the server at a Unix socket.
 func dialCache(ctx context.Context, socket, name string) (*cacheUser, error) {
 	if strings.HasPrefix(socket, "tcp:") {
 		return nil, usagef("it is no Unix socket: a server answers these commands on its own " +
@@ -66,8 +66,8 @@ func dialCache(ctx context.Context, socket, name string) (*cacheUser, error) {
 	return u, nil
 }
 
-// hold has memory for so many blocks, which the server may reach.
-func (u *cacheUser) hold(ctx context.Context, n, block int) (err error) {
+// allocate allocates memory for n blocks, and lets the server reach it.
+func (u *cacheUser) allocate(ctx context.Context, n, block int) (err error) {
 	u.block, u.room = block, n
 	u.memory, err = u.engine.Alloc(uint64(n*block), engine.AllocOptions{})
 	if err != nil {
@@ -99,13 +99,13 @@ func (u *cacheUser) close() error {
 	return err
 }
 
-// openModelUser has a user with room for so many blocks meet the cache at a Unix socket.
+// openModelUser connects a user with room for so many blocks to the cache at a Unix socket.
 func openModelUser(ctx context.Context, socket, name string, block, room int) (*cacheUser, error) {
 	u, err := dialCache(ctx, socket, name)
 	if err != nil {
 		return nil, err
 	}
-	if err = u.hold(ctx, room, block); err == nil {
+	if err = u.allocate(ctx, room, block); err == nil {
 		u.Space, err = u.Namespace(ctx, "model", [32]byte{})
 	}
 	if err != nil {
@@ -114,46 +114,46 @@ func openModelUser(ctx context.Context, socket, name string, block, room int) (*
 	return u, nil
 }
 
-// wordOf is the word at a place in the content of a key, of 8 bytes.
-func wordOf(key *cache.Key, at int) uint64 {
+// contentWord is what the block of a key has in the 8 bytes from at on.
+func contentWord(key *cache.Key, at int) uint64 {
 	a, b := enc.LittleEndian.Uint64(key[:]), enc.LittleEndian.Uint64(key[8:])
 	v := (a + uint64(at)*0x9e3779b97f4a7c15) ^ b*0xd6e8feb86659fd93
 	return v ^ v>>29
 }
 
-// fill writes what the keys say to the first blocks.
+// fill writes the content of the keys to the first blocks.
 func (u *cacheUser) fill(keys []cache.Key) {
 	for k := range keys {
 		p := u.memory.Bytes()[k*u.block:][:u.block]
 		for at := 0; at+8 <= len(p); at += 8 {
-			enc.LittleEndian.PutUint64(p[at:], wordOf(&keys[k], at))
+			enc.LittleEndian.PutUint64(p[at:], contentWord(&keys[k], at))
 		}
 	}
 }
 
-// is reports whether block k is what its key says, and clears it, so that one that does not come
-// the next time is noticed.
-func (u *cacheUser) is(k int, key *cache.Key) bool {
+// verify reports whether block k has the content of its key. It clears the block, so that the next
+// Load cannot pass with the bytes of this one.
+func (u *cacheUser) verify(k int, key *cache.Key) bool {
 	p := u.memory.Bytes()[k*u.block:][:u.block]
 	defer clear(p)
 	for at := 0; at+8 <= len(p); at += 8 {
-		if enc.LittleEndian.Uint64(p[at:]) != wordOf(key, at) {
+		if enc.LittleEndian.Uint64(p[at:]) != contentWord(key, at) {
 			return false
 		}
 	}
 	return true
 }
 
-// served is what became of a request: blocks that were loaded, those of them whose bytes were
-// others, blocks that were stored, and the time of Match, Load and Store; 0: there was none.
-type served struct {
+// requestResult counts the blocks that a request loaded, those of them with wrong bytes, and those
+// that it stored; took has the times of Match, Load and Store, 0 where there was none.
+type requestResult struct {
 	hits, wrong, stored int
 	took                [3]time.Duration
 }
 
-// serve does with a request what a process that serves a model does, as many blocks at a time as
-// it has room for: it loads what is there, and stores the rest.
-func (u *cacheUser) serve(ctx context.Context, keys []cache.Key) (r served, err error) {
+// handle does with a request what a process that serves a model does: it loads the blocks that the
+// cache has, and stores the others, as many at a time as the user has room for.
+func (u *cacheUser) handle(ctx context.Context, keys []cache.Key) (r requestResult, err error) {
 	begin := time.Now()
 	m, err := u.Match(ctx, keys)
 	r.took[0] = time.Since(begin)
@@ -170,7 +170,7 @@ func (u *cacheUser) serve(ctx context.Context, keys []cache.Key) (r served, err 
 			if !errors.Is(err, engine.ErrBusy) || ctx.Err() != nil {
 				break
 			}
-			time.Sleep(time.Millisecond) // the disk does not keep up
+			time.Sleep(time.Millisecond) // the disks do not keep up
 			begin = time.Now()
 		}
 		r.took[what] += time.Since(begin)
@@ -181,7 +181,7 @@ func (u *cacheUser) serve(ctx context.Context, keys []cache.Key) (r served, err 
 				r.stored++
 			default:
 				r.hits++
-				if !u.is(k, &keys[at+k]) {
+				if !u.verify(k, &keys[at+k]) {
 					r.wrong++
 				}
 			}
@@ -190,17 +190,16 @@ func (u *cacheUser) serve(ctx context.Context, keys []cache.Key) (r served, err 
 	return r, err
 }
 
-// ownServer is a server of this command alone: a child process, and files of which nothing is left
-// once it is removed.
+// ownServer is a server for this command alone: a child process and its files, until remove.
 type ownServer struct {
 	dir, memory, config string
 	socket              string
-	process             *exec.Cmd // nil: none was started
+	process             *exec.Cmd // nil before start
 	stderr              figures.Tail
 }
 
-// newOwnServer makes a folder with the config of a server, by the keys of its tables; "" for disk:
-// it has none.
+// newOwnServer writes the config of a server to a new folder. top, memory and disk are lines of its
+// tables; without a disk the last is "".
 func newOwnServer(folder, top, memory, disk string) (s *ownServer, err error) {
 	s = &ownServer{}
 	if s.dir, err = os.MkdirTemp(folder, "sluice-cache-*"); err != nil {

@@ -210,7 +210,7 @@ func TestDiskIsAdded(t *testing.T) {
 		n.close(t)
 	}
 	n = openNode(t, path, 32, func(c *Config) { c.Blocks = uint64(2 * entries) })
-	require.Contains(t, n.Attached().Fresh, "have Config say Blocks")
+	require.Contains(t, n.Attached().Fresh, "its shape stays as it was: entries for blocks, ")
 	for blocks := uint64(1); blocks < 8*shardEntries*shardsMax; blocks += 1 + blocks/10 {
 		entries, shards := tableOf(blocks)
 		require.Equal(t, shards, shardsOf(entries), blocks)
@@ -259,8 +259,8 @@ func TestStatsAndExplain(t *testing.T) {
 	require.Equal(t, TierStats{Blocks: 8, Bytes: 8 * blockBytes, Room: 16 * blockBytes},
 		s.Tiers[Memory])
 	require.Equal(t, 8, s.Disks[0].Blocks)
-	require.Equal(t, map[string]NamespaceStats{"model": {Blocks: [2]int64{8, 8},
-		Bytes: [2]int64{8 * blockBytes, 8 * blockBytes}}}, s.Namespaces)
+	require.Equal(t, map[string]NamespaceStats{"model": {Blocks: PerTier[int64]{8, 8},
+		Bytes: PerTier[int64]{8 * blockBytes, 8 * blockBytes}}}, s.Namespaces)
 	require.Contains(t, explain(n.ns, keys[0]), "in memory at ")
 	require.Contains(t, explain(n.ns, keys[0]), "on disk "+file)
 }
@@ -298,7 +298,7 @@ func TestQuota(t *testing.T) {
 	}
 	n.drained(t)
 	s = n.Stats().Namespaces["small"]
-	require.Equal(t, [2]int64{8 * blockBytes, 16 * blockBytes}, s.Bytes)
+	require.Equal(t, PerTier[int64]{8 * blockBytes, 16 * blockBytes}, s.Bytes)
 	require.Equal(t, 6, n.ns.Match(ids(1000, 6)).Prefix)
 
 	// opened again, it has another one, and its blocks are where they were

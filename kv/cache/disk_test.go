@@ -152,6 +152,10 @@ func TestBudget(t *testing.T) {
 	n := openNode(t, path, 16, bounded)
 	require.Equal(t, all(Done, 8), n.put(t, ids(0, 8)))
 	require.EqualValues(t, 3, n.stats.swappedOut.Load())
+	require.EqualValues(t, 5, n.Stats().Unwritten)
+	s := n.Stats().Disks[0]
+	require.Equal(t, s.Day/8, 5*uint64(costOf(blockBytes)))
+	require.Less(t, s.Left, s.Day/8)
 	n.close(t)
 	n = openNode(t, path, 16, bounded)
 	require.Equal(t, all(Done, 8), n.get(t, ids(0, 8))) // each was used again now
@@ -201,7 +205,7 @@ func TestGrownDisk(t *testing.T) {
 	n.close(t)
 
 	n = openNode(t, path, 16, sized(64))
-	require.Contains(t, n.Stats().Disks[0].Fresh, "asked for are now")
+	require.Contains(t, n.Stats().Disks[0].Fresh, "its shape stays as it was: bytes, ")
 }
 
 // TestFailedOpenLeavesNothing: where Open fails it removes the files that it has made, and no

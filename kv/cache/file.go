@@ -113,9 +113,17 @@ func (h *header) check(f *os.File) (had uint64, why string, err error) {
 	case strings.TrimRight(string(p[atBoot:atSum]), "\x00") != h.boot:
 		return 0, "it is from before the host was booted", nil
 	case !same:
-		return 0, fmt.Sprintf("it has %d entries and %d bytes in extents of %d, asked for are "+
-			"now %d, %d and %d: to keep it, have Config say Blocks, Bytes and Extent as before",
-			s.entries, s.bytes, s.extent, h.entries, h.bytes, h.extent), nil
+		text := "it is kept only where its shape stays as it was:"
+		for _, part := range []struct {
+			name     string
+			was, now uint64
+		}{{"bytes", s.bytes, h.bytes}, {"extent", s.extent, h.extent},
+			{"entries for blocks", s.entries, h.entries}} {
+			if part.was != part.now {
+				text += fmt.Sprintf(" %s, %d before, %d now;", part.name, part.was, part.now)
+			}
+		}
+		return 0, strings.TrimSuffix(text, ";"), nil
 	}
 	s.table, s.each = h.table, h.each
 	if uint64(info.Size()) < s.fileBytes() {

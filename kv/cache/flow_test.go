@@ -68,7 +68,7 @@ func TestTTL(t *testing.T) {
 		n.ns.Match(ids(0, 4)).Blocks)
 	require.Equal(t, []Outcome{Missing, Missing}, n.get(t, ids(2, 2)))
 	h.pass(n, 0)
-	require.Equal(t, [2]int64{2, 2}, n.Stats().Namespaces["model"].Blocks)
+	require.Equal(t, PerTier[int64]{2, 2}, n.Stats().Namespaces["model"].Blocks)
 	require.EqualValues(t, 2, n.Stats().Expired)
 	n.drained(t)
 
@@ -150,17 +150,17 @@ func TestSet(t *testing.T) {
 	n.put(t, ids(0, 24))
 	require.NoError(t, n.ns.Set(NamespaceOptions{Quota: [2]uint64{8 * blockBytes,
 		12 * blockBytes}}))
-	require.Equal(t, [2]int64{8, 12}, n.Stats().Namespaces["model"].Blocks)
+	require.Equal(t, PerTier[int64]{8, 12}, n.Stats().Namespaces["model"].Blocks)
 	n.drained(t)
 
 	// what one call lets go is bounded, and it says whether there is more
 	n.timing.Lock()
 	n.spaces.at(n.spaces.lane(n.ns.id)).set(0, [2]uint64{4 * blockBytes, 11 * blockBytes})
 	require.True(t, n.trim(2))
-	require.Equal(t, [2]int64{6, 11}, n.Stats().Namespaces["model"].Blocks)
+	require.Equal(t, PerTier[int64]{6, 11}, n.Stats().Namespaces["model"].Blocks)
 	require.True(t, n.trim(2))
 	require.False(t, n.trim(2))
-	require.Equal(t, [2]int64{4, 11}, n.Stats().Namespaces["model"].Blocks)
+	require.Equal(t, PerTier[int64]{4, 11}, n.Stats().Namespaces["model"].Blocks)
 	n.timing.Unlock()
 	other, err := n.Namespace("model", NamespaceOptions{Geometry: [32]byte{1}})
 	require.NoError(t, err)
@@ -202,7 +202,7 @@ func TestFlow(t *testing.T) {
 	n.get(t, ids(8, 8)) // a use offers what no disk has
 	require.NoError(t, n.Drain(t.Context()))
 	h.pass(n, 1)
-	require.Equal(t, [2]int64{16, 0}, n.Stats().Namespaces["model"].Blocks)
+	require.Equal(t, PerTier[int64]{16, 0}, n.Stats().Namespaces["model"].Blocks)
 	require.EqualValues(t, 8, n.Stats().SwappedOut)
 	n.drained(t)
 

@@ -171,13 +171,13 @@ func TestFileOfOthers(t *testing.T) {
 			p[atMachine], p[atMachine+7] = p[atMachine+7], p[atMachine]
 			return p
 		},
-		"header is dama":    func(p []byte) []byte { p[atID]++; return p },
-		"header is damaged": func(p []byte) []byte { return p[:100] },
-		"it was cut":        func(p []byte) []byte { return p[:len(p)-1] },
-		"did not finish":    func(p []byte) []byte { clear(p); return p },
-		"before the host":   func(p []byte) []byte { p[atBoot]++; return resum(p) },
-		"of another size":   func(p []byte) []byte { p[atMachine+9]++; return resum(p) },
-		"asked for are now": func(p []byte) []byte { p[atEntries]++; return resum(p) },
+		"header is dama":       func(p []byte) []byte { p[atID]++; return p },
+		"header is damaged":    func(p []byte) []byte { return p[:100] },
+		"it was cut":           func(p []byte) []byte { return p[:len(p)-1] },
+		"did not finish":       func(p []byte) []byte { clear(p); return p },
+		"before the host":      func(p []byte) []byte { p[atBoot]++; return resum(p) },
+		"of another size":      func(p []byte) []byte { p[atMachine+9]++; return resum(p) },
+		"entries for blocks, ": func(p []byte) []byte { p[atEntries]++; return resum(p) },
 	} {
 		t.Run(why, func(t *testing.T) {
 			p, err := os.ReadFile(path)

@@ -54,7 +54,7 @@ func (p *Place) check(keys int, largest uint64) (size uint32, err error) {
 		}
 	}
 	if n == 0 || n > largest {
-		return 0, fmt.Errorf("blocks of %d bytes: from 1 to %d, the extent of the cache: %w",
+		return 0, fmt.Errorf("blocks of %d bytes: want from 1 to %d, the extent of the cache: %w",
 			n, largest, engine.ErrBounds)
 	}
 	if keys > 1 && p.Stride < p.Run {

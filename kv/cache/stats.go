@@ -4,6 +4,7 @@ package cache
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -23,7 +24,7 @@ type counters struct {
 // Stats are the counts of a cache. Those of operations and of blocks that moved only grow. Programs
 // read the names in JSON.
 type Stats struct {
-	Tiers [2]TierStats `json:"tiers"` // memory, disks
+	Tiers PerTier[TierStats] `json:"tiers"`
 	// those without a name by "digest " and its bytes in hex
 	Namespaces map[string]NamespaceStats `json:"namespaces"`
 	Disks      []DiskStats               `json:"disks"`
@@ -32,15 +33,32 @@ type Stats struct {
 	Loads  map[Outcome]uint64 `json:"loads"`
 	Stores map[Outcome]uint64 `json:"stores"`
 
-	LoadedBytes  uint64 `json:"loaded_bytes"`
-	StoredBytes  uint64 `json:"stored_bytes"`
-	SwappedIn    uint64 `json:"swapped_in"`    // blocks from disks
-	SwappedOut   uint64 `json:"swapped_out"`   // blocks to disks
-	Unwritten    uint64 `json:"unwritten"`     // blocks that found too many others on their way
+	LoadedBytes uint64 `json:"loaded_bytes"`
+	StoredBytes uint64 `json:"stored_bytes"`
+	SwappedIn   uint64 `json:"swapped_in"`  // blocks from disks
+	SwappedOut  uint64 `json:"swapped_out"` // blocks to disks
+	// blocks that no disk was given: too many waited, no disk had room, or bytes of its day left
+	Unwritten    uint64 `json:"unwritten"`
 	Unproven     int    `json:"unproven"`      // transfers without a proof of their end, now
 	Expired      uint64 `json:"expired"`       // blocks that went by their TTL
 	Held         uint64 `json:"held"`          // bytes that Pins and Retain hints keep, now
 	RefusedHints uint64 `json:"refused_hints"` // blocks of Retain hints beyond a budget
+}
+
+// PerTier has a value for each Tier; JSON has them by the names of the tiers.
+type PerTier[T any] [2]T
+
+// MarshalJSON implements json.Marshaler.
+func (p PerTier[T]) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]T{Memory.String(): p[Memory], Disk.String(): p[Disk]})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (p *PerTier[T]) UnmarshalJSON(text []byte) error {
+	var values map[string]T
+	err := json.Unmarshal(text, &values)
+	p[Memory], p[Disk] = values[Memory.String()], values[Disk.String()]
+	return err
 }
 
 // TierStats are the counts of one tier.
@@ -53,8 +71,8 @@ type TierStats struct {
 
 // NamespaceStats are the counts of one namespace, by tier.
 type NamespaceStats struct {
-	Blocks [2]int64 `json:"blocks"`
-	Bytes  [2]int64 `json:"bytes"`
+	Blocks PerTier[int64] `json:"blocks"`
+	Bytes  PerTier[int64] `json:"bytes"`
 }
 
 // DiskStats are the counts of one disk.
@@ -63,7 +81,8 @@ type DiskStats struct {
 	Blocks int    `json:"blocks"`
 	Bytes  uint64 `json:"bytes"`
 	Room   uint64 `json:"room"`
-	Left   uint64 `json:"left"`             // that may be written at once; 0: no budget bounds it
+	Day    uint64 `json:"bytes_a_day"`      // BytesADay of its DiskConfig; 0: no bound
+	Left   uint64 `json:"left"`             // bytes that may be written at once, with a Day
 	Fresh  string `json:"fresh,omitempty"`  // why the file that was there was not used
 	Error  string `json:"error,omitempty"`  // of the last write or read that failed
 	Unused string `json:"unused,omitempty"` // why it is left alone now; "": it is not
@@ -74,8 +93,9 @@ type DiskStats struct {
 
 // Stats returns the counts as they are.
 func (c *Cache) Stats() Stats {
-	s := Stats{Namespaces: map[string]NamespaceStats{}, Loads: map[Outcome]uint64{},
-		Stores: map[Outcome]uint64{}, LoadedBytes: c.stats.loadedBytes.Load(),
+	s := Stats{Namespaces: map[string]NamespaceStats{}, Disks: []DiskStats{},
+		Loads: map[Outcome]uint64{}, Stores: map[Outcome]uint64{},
+		LoadedBytes: c.stats.loadedBytes.Load(),
 		StoredBytes: c.stats.storedBytes.Load(), SwappedIn: c.stats.swappedIn.Load(),
 		SwappedOut: c.stats.swappedOut.Load(), Unwritten: c.stats.unwritten.Load(),
 		Unproven: int(c.stats.unproven.Load()), Expired: c.stats.expired.Load(),
@@ -132,7 +152,7 @@ func (d *disk) stats(t TierStats) DiskStats {
 	s.Silent = d.silent(time.Now()) > 0
 	if d.budget.day > 0 {
 		d.budget.refill(time.Now())
-		s.Left = uint64(d.budget.left)
+		s.Day, s.Left = d.cfg.BytesADay, uint64(d.budget.left)
 	}
 	s.Leaving = len(d.emptying)
 	if d.health.last != nil {

@@ -107,6 +107,7 @@ func (c *Cache) plan(list []diskWrite) (rest []diskWrite) {
 			rest = append(rest, w)
 		case !ok:
 			lane.claimed[Disk].Add(-claim)
+			c.stats.unwritten.Add(1)
 			c.endWrite(w, nil, 0)
 		default:
 			to = d

@@ -156,7 +156,7 @@ def test_options_of_a_namespace(tmp_path: Path) -> None:
             space.hint(kv.Hint.RETAIN, hashes(0, 8), seconds=60)
         assert space.hint(kv.Hint.RELEASE, hashes(0, 8)).applied == 8
         cache.namespace("model", GEOMETRY, memory_quota=4 * LAYERS * BYTES)
-        until(lambda: cache.stats()["namespaces"]["model"]["blocks"][0] <= 4)
+        until(lambda: cache.stats()["namespaces"]["model"]["blocks"]["memory"] <= 4)
 
 
 def test_places_and_lists(own: Cache) -> None:
@@ -170,7 +170,7 @@ def test_places_and_lists_of_a_server(served: Served) -> None:
 def test_a_cache_of_this_process(own: Cache) -> None:
     use(own)
     stats = own.stats()
-    assert stats["namespaces"]["model"]["blocks"][0] == 4
+    assert stats["namespaces"]["model"]["blocks"]["memory"] == 4
     assert stats["stores"] == {"done": 8, "known": 8} and stats["attached"]["blocks"] == 0
     own.drain(LIMIT)
 

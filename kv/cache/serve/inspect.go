@@ -38,36 +38,39 @@ type Attached struct {
 // Latency is how long requests of one kind took in the server.
 type Latency struct {
 	Seconds float64 `json:"seconds"` // of all together
-	// requests that took at most a microsecond, two, four, …; the last bucket: all others
-	Buckets [latencyBuckets]uint64 `json:"buckets"`
+	// Requests by the time that they took at most, in microseconds: powers of two of which there
+	// are some, up to LatencyMost.
+	AtMost map[int64]uint64 `json:"at_most_us"`
 }
 
-const latencyBuckets = 28 // up to 67 s, and others
-
-// Bound returns up to what time a bucket counts.
-func (Latency) Bound(bucket int) time.Duration { return time.Microsecond << bucket }
+const (
+	latencyBuckets = 28
+	// LatencyMost stands in Latency.AtMost also for all requests that took longer; 134 s.
+	LatencyMost = 1 << (latencyBuckets - 1)
+)
 
 // Count returns the number of requests.
 func (l Latency) Count() (n uint64) {
-	for _, b := range l.Buckets {
+	for _, b := range l.AtMost {
 		n += b
 	}
 	return n
 }
 
-// Percentile returns the bound of the bucket in which percent of the requests had ended; 0 without
+// Percentile returns the least time of AtMost by which percent of the requests had ended; 0 without
 // requests.
 func (l Latency) Percentile(percent float64) time.Duration {
 	left := percent / 100 * float64(l.Count())
 	if left == 0 {
 		return 0
 	}
-	for k, b := range l.Buckets {
-		if left -= float64(b); left <= 0 {
-			return l.Bound(k)
+	us := int64(1)
+	for ; us < LatencyMost; us *= 2 {
+		if left -= float64(l.AtMost[us]); left <= 0 {
+			break
 		}
 	}
-	return l.Bound(latencyBuckets - 1)
+	return time.Duration(us) * time.Microsecond
 }
 
 // latency is a Latency that counts.
@@ -83,9 +86,11 @@ func (l *latency) add(d time.Duration) {
 }
 
 func (l *latency) read() (r Latency) {
-	r.Seconds = float64(l.ns.Load()) / 1e9
+	r = Latency{Seconds: float64(l.ns.Load()) / 1e9, AtMost: map[int64]uint64{}}
 	for k := range l.buckets {
-		r.Buckets[k] = l.buckets[k].Load()
+		if n := l.buckets[k].Load(); n > 0 {
+			r.AtMost[1<<k] = n
+		}
 	}
 	return r
 }

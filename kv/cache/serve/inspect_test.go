@@ -108,11 +108,10 @@ func TestLatency(t *testing.T) {
 		l.add(d)
 	}
 	r := l.read()
-	require.EqualValues(t, 2, r.Buckets[0])
-	require.EqualValues(t, 1, r.Buckets[1])
-	require.EqualValues(t, 1, r.Buckets[latencyBuckets-1])
+	require.Equal(t, map[int64]uint64{1: 2, 2: 1, LatencyMost: 1}, r.AtMost)
 	require.Equal(t, time.Microsecond, r.Percentile(50))
 	require.Equal(t, 2*time.Microsecond, r.Percentile(75))
+	require.Equal(t, LatencyMost*time.Microsecond, r.Percentile(99))
 	require.Zero(t, Latency{}.Percentile(99))
 }
 

@@ -269,8 +269,8 @@ class Cache(Closing):
             raise
 
     def stats(self) -> dict[str, Any]:
-        """Counters, as `sluice cache stat --json` has them: blocks and bytes by tier (memory,
-        disks), namespace and disk, blocks of loads and stores by their outcome, and what `open`
+        """Counters, as `sluice cache stat --json` has them: blocks and bytes by tier ("memory",
+        "disk"), namespace and disk, blocks of loads and stores by their outcome, and what `open`
         found. A server tells those alone who have come by its Unix socket: OperatingSystemError.
         """
         data = grow(lambda buffer, room, n: lib.kv_stats(self._handle, buffer, room, n), 1 << 14)
