@@ -642,6 +642,35 @@ func TestWhoWaitsCopiesTheQueue(t *testing.T) {
 	})
 }
 
+// TestWhoHasWaitedCopiesNothing: a Wait whose post has ended hands over nothing more of others.
+func TestWhoHasWaitedCopiesNothing(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		swapIn := s.post(SwapIn, never, 1)
+		first, mine := s.post(SwapOut, never, 1), s.post(SwapOut, never, 1)
+		other := s.post(SwapOut, never, 100)
+		require.Empty(t, s.submitted(first, mine, other))
+		copying, before := make(chan struct{}), s.f.onSubmit
+		s.f.onSubmit = func(n int, op driver.Op, tag uint64, notify bool) error {
+			if slot, _, _ := untag(tag); slot == first.slot {
+				<-copying // the goroutine of the scheduler
+			}
+			return before(n, op, tag, notify)
+		}
+		s.f.mu.Lock()
+		s.f.manual = false
+		s.f.finish(nil)
+		s.f.mu.Unlock()
+		require.True(t, swapIn.Done())
+		synctest.Wait()
+		check(t, mine.Wait(within(t)))
+		require.Equal(t, []int{0}, s.submitted(mine, other))
+		close(copying)
+		check(t, other.Wait(within(t)))
+		check(t, first.Wait(within(t)))
+		s.alone()
+	})
+}
+
 // TestResourcesTakeTurns: one that always has room does not keep the others waiting.
 func TestResourcesTakeTurns(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s *scheduled) {

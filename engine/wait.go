@@ -65,8 +65,8 @@ func (t *Transfer) Wait(ctx context.Context) error {
 }
 
 // help copies the batches of the transfer that no other goroutine copies yet. Who waits for one of
-// a lower class hands over what has room by then: the scheduler's goroutine may not run while all
-// processors copy.
+// a lower class hands over what has room by then, until the post has ended: the scheduler's
+// goroutine may not run while all processors copy.
 func (t *Transfer) help(ctx context.Context) {
 	for again := true; again; {
 		for _, c := range t.via() {
@@ -78,7 +78,8 @@ func (t *Transfer) help(ctx context.Context) {
 			}
 		}
 		again = false
-		for t.grants != nil && ctx.Err() == nil && t.e.schedule.handOver() {
+		for t.grants != nil && ctx.Err() == nil && t.isPost(anyPost) &&
+			t.e.schedule.handOver() {
 			again = true
 		}
 	}

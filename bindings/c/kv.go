@@ -62,6 +62,7 @@ type kv struct {
 	spaces   map[spaceName]uint64     // handles of namespaces
 	attached map[*engine.Region]bool  // regions that operations may name
 	running  map[*kvOp]*engine.Region // operations, and the region of each; nil: of a prefetch
+	unproven map[*engine.Region]bool  // own: of operations that have ended without a proof
 }
 
 // spaceName is what a namespace is known by.
@@ -167,7 +168,7 @@ func slgoKVDial(h C.uint64_t, network, address *C.char, timeout C.int64_t, out *
 // adoptKV gives a cache its handle, or closes it.
 func (e *openEngine) adoptKV(k *kv, out *C.uint64_t) error {
 	k.spaces, k.attached = map[spaceName]uint64{}, map[*engine.Region]bool{}
-	k.running = map[*kvOp]*engine.Region{}
+	k.running, k.unproven = map[*kvOp]*engine.Region{}, map[*engine.Region]bool{}
 	handle, err := adopt(e, &caches, k)
 	if err != nil {
 		return errors.Join(err, k.close())
@@ -339,6 +340,12 @@ func (k *kv) detach(ctx context.Context, r *engine.Region) error {
 			return fmt.Errorf("detach: %d operations on the region ran: %w", len(running),
 				ctx.Err())
 		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.unproven[r] {
+		return fmt.Errorf("detach: transfers of the region were given up: keep its memory as "+
+			"long as the process runs: %w", engine.ErrUnproven)
 	}
 	return nil
 }

@@ -336,12 +336,21 @@ func (k *kv) start(keys int, region *engine.Region, timeout C.int64_t, out *C.ui
 		outcomes, err := move(ctx)
 		op.cancel()
 		stop()
-		k.mu.Lock()
-		delete(k.running, op)
-		k.mu.Unlock()
+		k.ended(op, err)
 		op.end(outcomes, err, keys)
 	}()
 	return nil
+}
+
+// ended takes an operation from those that run. Of a cache of this process no revoke proves later
+// what the operation could not.
+func (k *kv) ended(op *kvOp, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.own != nil && errors.Is(err, engine.ErrUnproven) {
+		k.unproven[k.running[op]] = true
+	}
+	delete(k.running, op)
 }
 
 // end tells those that wait.

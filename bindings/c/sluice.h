@@ -643,7 +643,8 @@ int sluice_kv_attach(sluice_kv kv, sluice_region region, int64_t timeout_ns);
 /*
  * Ends that: on SLUICE_OK the cache neither reads nor writes the region any more. Operations of it
  * that run fail, where the cache was dialled; else this waits for them, and SLUICE_ERR_TIMEOUT says
- * that some still run.
+ * that some still run, SLUICE_ERR_UNPROVEN that a transfer of them was given up: the memory must
+ * stay as long as the process runs.
  */
 int sluice_kv_detach(sluice_kv kv, sluice_region region, int64_t timeout_ns);
 

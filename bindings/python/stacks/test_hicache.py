@@ -313,6 +313,16 @@ def test_pages_as_tensors(folder: str) -> None:
         assert storage.set("other", small) and storage.exists("other")
         assert torch.equal(storage.get("other", torch.zeros_like(small)), small)
         assert storage.get("none", torch.zeros_like(small)) is None
+        lengths = [torch.arange(4), torch.arange(9), torch.arange(4, 8)]
+        assert storage.batch_set(names(3, 700), lengths)
+        for name, value in zip(names(3, 700), lengths):
+            assert torch.equal(storage.get(name, torch.zeros_like(value)), value)
+        with pytest.raises(errors.ArgumentError, match="contiguous"):
+            storage.get("other", torch.zeros(5, 2, dtype=torch.int64).t())
+        storage.close()
+        pool = made.mha("page_first", PAGES)
+        storage = made.storage(pool, own(folder), extra={"interface_v1": 0})
+        assert not storage.exists("other")  # pages of another layout have other bytes
     finally:
         storage.close()
 

@@ -16,6 +16,7 @@ from conftest import LIMIT, go_on, stop, until
 from sluice import Backend, Engine, errors
 from sluice._segments import HostMemory
 from sluice.cache import Cache
+from sluice.integrations import _pages
 from sluice.integrations._pages import (
     Job,
     Options,
@@ -140,6 +141,22 @@ def test_a_cache_that_is_killed_is_a_miss(
         made.array[:] = 0
         assert move(store.load, made.job(keys, [0, 1, 2, 3])) == [True] * 4
         assert np.array_equal(made.array[:, :, :4], want) and not made.array[:, :, 4:].any()
+    finally:
+        store.close()
+
+
+def test_connecting_goes_on_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def refuse(*_: Any) -> Any:
+        tries.append(1)
+        raise FileNotFoundError("the certificate")
+
+    monkeypatch.setattr(Options, "open", refuse)
+    monkeypatch.setattr(_pages, "RETRY", (0.01, 0.01))
+    store = PageStore(Options(address="unix:/nowhere"), "model")
+    try:
+        until(lambda: len(tries) > 3)
     finally:
         store.close()
 

@@ -22,13 +22,13 @@ type Client struct {
 	peer   *engine.Peer
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when no answer comes any more
-	room   chan struct{} // one for each request that runs
+	room   chan struct{} // one for each of waiting
 	grace  time.Duration // cancelGrace
 
-	attaching sync.Mutex // one Attach at a time: a region has one lease
-	mu        sync.Mutex // guards what follows
-	last      uint64     // id of a request
-	waiting   map[uint64]chan []byte
+	attaching sync.Mutex             // one Attach at a time: a region has one lease
+	mu        sync.Mutex             // guards what follows
+	last      uint64                 // id of a request
+	waiting   map[uint64]chan []byte // of requests without an answer, also those given up
 	regions   map[*engine.Region]attached
 }
 
@@ -42,7 +42,7 @@ type attached struct {
 // moves any more.
 const cancelGrace = 2 * time.Second
 
-// forgetLimit is how long Detach may wait for a server that takes no word.
+// forgetLimit is how long a number's end may wait for a server that takes no word.
 const forgetLimit = time.Second
 
 // errGone is the error of a request to a server that has ended.
@@ -81,30 +81,48 @@ func (c *Client) listen(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		what, id, body := readHead(n.Data)
-		if n.Peer != c.peer || n.Err != nil || what != kindAnswered {
+		if n.Peer != c.peer {
 			continue
 		}
-		c.mu.Lock()
-		to := c.waiting[id]
-		delete(c.waiting, id)
-		c.mu.Unlock()
-		if to != nil {
+		if n.Err != nil { // the server has closed, or lost, a connection that answers came by
+			return
+		}
+		what, id, body := readHead(n.Data)
+		if what != kindAnswered {
+			continue
+		}
+		if to := c.answered(id); to != nil {
 			to <- body // it has room
 		}
 	}
 }
 
-// ask sends a request and waits for its answer, and before it until fewer run than the server takes
-// at a time: what is too many it may leave without an answer.
+// answered ends a request to the server, which makes room for another. It returns where its answer
+// goes; nil: it has ended.
+func (c *Client) answered(id uint64) chan []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	to := c.waiting[id]
+	if to != nil {
+		delete(c.waiting, id)
+		<-c.room
+	}
+	return to
+}
+
+// ask sends a request and waits for its answer, and before it until the server has answered enough
+// of those before, also of those whose context has ended: what is too many it may leave without an
+// answer.
 func (c *Client) ask(ctx context.Context, what kind, q request) ([]byte, error) {
 	if len(q.keys) > keysMax {
 		return nil, fmt.Errorf("%d keys, at most %d a call: %w", len(q.keys), keysMax,
 			engine.ErrBounds)
 	}
+	if isClosed(c.ended) {
+		return nil, errGone
+	}
 	select {
-	case c.room <- struct{}{}:
-		defer func() { <-c.room }()
+	case c.room <- struct{}{}: // until answered
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-c.ended:
@@ -116,14 +134,13 @@ func (c *Client) ask(ctx context.Context, what kind, q request) ([]byte, error) 
 	id := c.last
 	c.waiting[id] = to
 	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		delete(c.waiting, id)
-		c.mu.Unlock()
-	}()
 	if err := c.peer.Notify(ctx, q.append(head(what, id))); err != nil {
+		c.answered(id)
 		if errors.Is(err, engine.ErrPeerLost) {
 			err = errGone
+		}
+		if isClosed(c.peer.Lost()) { // perhaps behind the request
+			err = c.unproven(&q, err)
 		}
 		return nil, err
 	}
@@ -131,8 +148,11 @@ func (c *Client) ask(ctx context.Context, what kind, q request) ([]byte, error) 
 	case p := <-to:
 		return readAnswer(p)
 	case <-c.ended:
-		return nil, errGone
+		return nil, c.unproven(&q, errGone)
 	case <-ctx.Done():
+	}
+	if what == kindRegion {
+		go c.forgetLate(to)
 	}
 	if !what.waits() {
 		return nil, context.Cause(ctx)
@@ -149,11 +169,28 @@ func (c *Client) ask(ctx context.Context, what kind, q request) ([]byte, error) 
 	case <-c.ended:
 	case <-soon.Done():
 	}
-	if what != kindLoad && what != kindStore {
-		return nil, context.Cause(ctx)
+	return nil, c.unproven(&q, context.Cause(ctx))
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
-	return nil, fmt.Errorf("%w: %w: detach the region before its memory is used again",
-		context.Cause(ctx), engine.ErrUnproven)
+}
+
+// unproven returns the error of a request that was sent and not answered: bytes of it may move
+// until its region is detached, however the server is.
+func (c *Client) unproven(q *request, err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, is := c.regions[q.region]; !is { // it names none, or the lease was revoked
+		return err
+	}
+	return fmt.Errorf("%w: %w: detach the region before its memory is used again", err,
+		engine.ErrUnproven)
 }
 
 // askJSON is ask for what is answered in JSON, which may come with an error.
@@ -208,6 +245,25 @@ func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
 	return nil
 }
 
+// forgetLate gives a number back that comes when nobody waits for it any more.
+func (c *Client) forgetLate(answer <-chan []byte) {
+	var number uint16
+	select {
+	case p := <-answer:
+		if body, err := readAnswer(p); err == nil && json.Unmarshal(body, &number) == nil {
+			c.forget(context.Background(), number)
+		}
+	case <-c.ended:
+	}
+}
+
+// forget has the server give a number to another region. One that takes no word keeps it.
+func (c *Client) forget(ctx context.Context, number uint16) {
+	soon, cancel := context.WithTimeout(ctx, forgetLimit)
+	defer cancel()
+	_ = c.peer.Notify(soon, head(kindForget, uint64(number)))
+}
+
 // Detach ends Attach. When it returns nil the server neither reads nor writes the memory any more,
 // whatever state it is in.
 func (c *Client) Detach(ctx context.Context, r *engine.Region) error {
@@ -215,10 +271,7 @@ func (c *Client) Detach(ctx context.Context, r *engine.Region) error {
 	if err != nil || !first {
 		return err
 	}
-	// So that the server gives its number to another. One that takes no word keeps the number.
-	soon, cancel := context.WithTimeout(ctx, forgetLimit)
-	defer cancel()
-	_ = c.peer.Notify(soon, head(kindForget, uint64(number)))
+	c.forget(ctx, number)
 	return nil
 }
 
@@ -323,8 +376,8 @@ func (s *Space) Remove(ctx context.Context, keys []cache.Key) error {
 }
 
 // Load has the server write blocks to a place, and returns what became of each. When ctx ends
-// first, Load waits up to two seconds for the word that nothing moves any more; without it the
-// error is engine.ErrUnproven.
+// first, Load waits up to two seconds for the word that nothing moves any more; without it, or when
+// the connection ends before, the error is engine.ErrUnproven.
 func (s *Space) Load(ctx context.Context, keys []cache.Key, to Place) ([]cache.Outcome, error) {
 	return s.move(ctx, kindLoad, keys, &to)
 }
@@ -347,7 +400,7 @@ func (s *Space) move(ctx context.Context, what kind, keys []cache.Key, at *Place
 			len(keys), len(at.Loops), loopsMax, engine.ErrBounds)
 	}
 	q := s.about(keys)
-	q.rest = appendPlace(nil, r.number, at)
+	q.rest, q.region = appendPlace(nil, r.number, at), at.Region
 	return askBytes[cache.Outcome](ctx, s.c, what, q)
 }
 

@@ -4,13 +4,16 @@ package serve
 
 import (
 	"bufio"
+	"context"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
@@ -53,4 +56,28 @@ func TestTimedFrozenClient(t *testing.T) {
 	}
 	require.NoError(t, u.Client.Close(t.Context()))
 	require.Zero(t, c.Stats().Unproven)
+}
+
+// TestTimedClientThatTakesNoAnswer: it is disconnected, and so learns that none
+// comes.
+func TestTimedClientThatTakesNoAnswer(t *testing.T) {
+	_, s, path := openWhole(t)
+	s.limit = 20 * time.Millisecond
+	e, err := openEngine("mute", func(c *engine.Config) { c.NotificationsMax = 1 })
+	require.NoError(t, err)
+	p, err := e.Dial(t.Context(), "unix", path)
+	require.NoError(t, err)
+	hello := request{number: version}
+	require.NoError(t, p.Notify(t.Context(), hello.append(head(kindHello, 1))))
+	until(func() bool { return s.Report().Clients == 1 })
+	for s.Report().Clients == 1 {
+		soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		_ = p.Notify(soon, hello.append(head(kindHello, 1)))
+		cancel()
+	}
+	for n := (engine.Notification{}); n.Err == nil; {
+		n, err = e.Next(t.Context())
+		require.NoError(t, err)
+	}
+	require.NoError(t, e.Close())
 }

@@ -31,12 +31,16 @@ import (
 
 const blockBytes, blocks = 8 << 10, 64
 
-func openEngine(name string) (*engine.Engine, error) {
+func openEngine(name string, change ...func(*engine.Config)) (*engine.Engine, error) {
 	b, err := shm.New(shm.Config{})
 	if err != nil {
 		return nil, err
 	}
-	return engine.Open(engine.Config{Name: name, Plaintext: true, Backends: []driver.Backend{b}})
+	cfg := engine.Config{Name: name, Plaintext: true, Backends: []driver.Backend{b}}
+	for _, f := range change {
+		f(&cfg)
+	}
+	return engine.Open(cfg)
 }
 
 // openServer serves a cache at a path, until the test ends.
@@ -257,6 +261,118 @@ func TestUnproven(t *testing.T) {
 	require.NoError(t, u.Client.Close(t.Context()))
 }
 
+// TestLostInALoad: the end of the connection is no proof that the server moves no bytes any more.
+// Once the region is detached it is one.
+func TestLostInALoad(t *testing.T) {
+	_, s, path := openWhole(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	keys := keysOf(1, 4)
+	u.fill(keys)
+	_, err = u.Store(t.Context(), keys, u.place(0, 4))
+	require.NoError(t, err)
+	clear(u.mem)
+	standing := testpoint.Stand(t, "cache: pinned")[0]
+	ended := make(chan error)
+	go func() {
+		_, err := u.Load(t.Context(), keys, u.place(0, 4))
+		ended <- err
+	}()
+	<-standing.Came
+	require.NoError(t, u.peer.Close())
+	err = <-ended
+	require.ErrorIs(t, err, engine.ErrUnproven)
+	require.ErrorIs(t, err, engine.ErrPeerLost)
+	_, err = u.Load(t.Context(), keys, u.place(0, 4)) // that was not sent
+	require.ErrorIs(t, err, engine.ErrPeerLost)
+	require.NotErrorIs(t, err, engine.ErrUnproven)
+	require.NoError(t, u.Detach(t.Context(), u.region))
+	standing.GoOn()
+	until(func() bool { return s.Report().Running == 0 })
+	require.Equal(t, make([]byte, len(u.mem)), u.mem)
+	require.NoError(t, u.Client.Close(t.Context()))
+}
+
+// TestGivenUp: requests whose context has ended count until the server has answered them: it never
+// has more than it answers.
+func TestGivenUp(t *testing.T) {
+	goOn := make(chan struct{})
+	_, s, path := openWhole(t, func(c *Config) {
+		c.Options = func(name string) (o cache.NamespaceOptions) {
+			if name == "slow" {
+				<-goOn
+			}
+			return o
+		}
+	})
+	answer := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(answer)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	for range requestsMax {
+		go func() {
+			_, err := u.Client.Namespace(ctx, "slow", [32]byte{})
+			ended <- err
+		}()
+	}
+	until(func() bool { return s.Report().Running == requestsMax })
+	cancel()
+	for range requestsMax {
+		require.ErrorIs(t, <-ended, context.Canceled)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = u.Match(soon, keysOf(1, 4))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, requestsMax, s.Report().Running)
+	answer()
+	_, err = u.Match(t.Context(), keysOf(1, 4))
+	require.NoError(t, err)
+	require.NoError(t, u.Client.Close(t.Context()))
+}
+
+// TestDroppedClient: one whose connection the server has given up learns it, though its own stands.
+func TestDroppedClient(t *testing.T) {
+	_, s, path := openWhole(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	s.mu.Lock()
+	for _, c := range s.clients {
+		c.cancel()
+	}
+	s.mu.Unlock()
+	for err == nil {
+		_, err = u.Match(t.Context(), keysOf(1, 4))
+	}
+	require.ErrorIs(t, err, engine.ErrPeerLost)
+	require.NoError(t, u.Client.Close(t.Context()))
+}
+
+// TestAnswerTooLong: a client learns that it takes no answer so long.
+func TestAnswerTooLong(t *testing.T) {
+	_, s, path := openWhole(t)
+	e, err := openEngine("short", func(c *engine.Config) { c.NotifyMax = 1 << 10 })
+	require.NoError(t, err)
+	c, err := Dial(t.Context(), e, "unix", path)
+	require.NoError(t, err)
+	to := make(chan []byte, 1)
+	c.room <- struct{}{}
+	c.mu.Lock()
+	c.waiting[7] = to
+	c.mu.Unlock()
+	s.mu.Lock()
+	for _, of := range s.clients {
+		go s.send(of, 7, nil, make([]byte, 64<<10))
+	}
+	s.mu.Unlock()
+	_, err = readAnswer(<-to)
+	require.ErrorIs(t, err, engine.ErrBounds)
+	require.NoError(t, c.Close(t.Context()))
+	require.NoError(t, e.Close())
+}
+
 // TestGarbage: no message makes the server fail.
 func TestGarbage(t *testing.T) {
 	_, path := openServer(t)
@@ -473,6 +589,37 @@ func TestAttachTwice(t *testing.T) {
 	require.NoError(t, u.Attach(t.Context(), u.region))
 	require.NoError(t, u.Client.Close(t.Context()))
 	require.Zero(t, u.e.Stats().Leases)
+}
+
+// TestAttachGivenUp: a region whose attachment came too late counts for nothing.
+func TestAttachGivenUp(t *testing.T) {
+	_, s, path := openWhole(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	require.NoError(t, u.Detach(t.Context(), u.region))
+	standing := testpoint.Stand(t, "serve: imported")[0]
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- u.Attach(ctx, u.region) }()
+	<-standing.Came
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	standing.GoOn()
+	until(func() bool { // the server has the word
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, c := range s.clients {
+			for _, r := range c.regions {
+				if !r.revoked {
+					return false
+				}
+			}
+			return len(c.regions) > 0 && c.count == 0
+		}
+		return false
+	})
+	require.NoError(t, u.Attach(t.Context(), u.region))
+	require.NoError(t, u.Client.Close(t.Context()))
 }
 
 // TestHints: hints and estimates pass a server.

@@ -30,9 +30,10 @@
 // which does not need the server: it may be stopped or dead.
 //
 // What is left of a client that is gone: its requests are cancelled, and once they have ended its
-// regions and namespaces are closed (Server.close). The blocks of a load that ran may go from then
-// on. Blocks that it has retained stay for as long as the hint said, at most an hour. There are no
-// pins between processes: who wants blocks to stay from a Match to the Load retains them.
+// regions, its namespaces and the connection are closed (Server.close). The blocks of a load that
+// ran may go from then on. Blocks that it has retained stay for as long as the hint said, at most
+// an hour. There are no pins between processes: who wants blocks to stay from a Match to the Load
+// retains them.
 package serve
 
 import (
@@ -46,6 +47,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
@@ -63,8 +65,12 @@ type Config struct {
 	Inspect func(p *engine.Peer) bool
 }
 
-// answerLimit bounds how long an answer may take to leave.
+// answerLimit bounds how long an answer may take to leave: a client that takes none for so long is
+// disconnected, since it would wait for that one for ever.
 const answerLimit = 10 * time.Second
+
+// fullPause is between two tries to answer while the engine has no transfer left.
+const fullPause = 5 * time.Millisecond
 
 var errEnding = fmt.Errorf("the server is about to end: %w", engine.ErrClosed)
 
@@ -73,6 +79,7 @@ type Server struct {
 	cfg     Config
 	started time.Time
 	latency map[kind]*latency // of those kinds that are measured
+	limit   time.Duration     // answerLimit
 
 	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
 
@@ -112,7 +119,7 @@ func New(cfg Config) (*Server, error) {
 		cfg.Inspect = OverUnixSocket
 	}
 	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
-		latency: map[kind]*latency{}}
+		latency: map[kind]*latency{}, limit: answerLimit}
 	for k := range measured {
 		s.latency[k] = &latency{}
 	}
@@ -203,7 +210,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	c.count++
 	if s.draining {
 		c.running.Go(func() {
-			s.send(c, answer(id, errEnding, nil))
+			s.send(c, id, errEnding, nil)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			c.count--
@@ -225,7 +232,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		s.mu.Lock()
 		delete(c.ends, id)
 		s.mu.Unlock()
-		s.send(c, answer(id, err, body))
+		s.send(c, id, err, body)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		c.count--
@@ -233,10 +240,26 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	})
 }
 
-func (s *Server) send(c *client, msg []byte) {
-	ctx, cancel := context.WithTimeout(c.ctx, answerLimit)
+// send answers a request. An answer that is longer than the client takes becomes one that says so.
+func (s *Server) send(c *client, id uint64, failed error, body []byte) {
+	ctx, cancel := context.WithTimeout(c.ctx, s.limit)
 	defer cancel()
-	_ = c.peer.Notify(ctx, msg) // the client's own limit ends its wait
+	msg := answer(id, failed, body)
+	for {
+		err := c.peer.Notify(ctx, msg)
+		switch {
+		case err == nil || c.ctx.Err() != nil:
+			return
+		case errors.Is(err, engine.ErrBounds) && len(body) > 0:
+			body = nil
+			msg = answer(id, fmt.Errorf("the answer: %w", err), nil)
+		case errors.Is(err, engine.ErrFull) && ctx.Err() == nil:
+			time.Sleep(fullPause)
+		default:
+			c.cancel() // and close ends the connection
+			return
+		}
+	}
 }
 
 // close gives back what a client that is gone had, once nothing runs for it.
@@ -252,6 +275,7 @@ func (s *Server) close(c *client) {
 	for _, n := range c.spaces {
 		n.Close()
 	}
+	_ = c.peer.Close() // so that it learns, where it is not gone, that no answer comes any more
 }
 
 // serve does what a request asks for, and returns the body of its answer.
@@ -442,6 +466,7 @@ func (s *Server) openRegion(c *client, token []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	testpoint.At("serve: imported")
 	c.importing.Lock() // so that no other request takes the number
 	defer c.importing.Unlock()
 	s.mu.Lock()

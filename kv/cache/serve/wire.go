@@ -85,6 +85,8 @@ type request struct {
 	number uint16 // of a namespace, or as kind says
 	keys   []cache.Key
 	rest   []byte
+
+	region *engine.Region // of a client's place; no part of the message
 }
 
 func (q *request) append(p []byte) []byte {

@@ -468,7 +468,7 @@ class PageStore:
                 pools = list(self._pools)
             try:
                 session = _Session(self._options, self._namespace, pools, CONNECT)
-            except errors.Error as e:
+            except (errors.Error, OSError) as e:  # a certificate that is renewed is not there
                 log.debug("no cache yet: %s", e)
                 continue
             with self._lock:
@@ -485,7 +485,10 @@ class PageStore:
                         log.warning("the cache at %s is back",
                                     self._options.address or self._options.path)
                         return
-            session.end()
+            try:
+                session.end()
+            except errors.Error as e:  # nothing was asked of it, so nothing of it moves
+                log.warning("a connection to the cache did not end: %s", e)
 
     def close(self) -> None:
         """Ends the connection. UnprovenError: the cache may still reach the pools' memory."""

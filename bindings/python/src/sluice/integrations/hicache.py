@@ -28,6 +28,7 @@ import time
 from collections import deque
 from functools import partial
 from importlib import metadata
+from itertools import takewhile
 from typing import Any, List, Optional, Sequence
 
 import numpy as np
@@ -75,6 +76,7 @@ class SluiceHiCache(HiCacheStorage):  # type: ignore[misc]
                 f"serve`, and give its \"address\"")
         self._flat_pages = not extra.get("interface_v1")
         self._salt = options.salt
+        self._host_pool: Any = None  # whose pages come as tensors
         self.registered_pools: dict[str, Any] = {}
         self._pools: dict[str, list[Pool]] = {}
         self._flat: dict[int, tuple[Pool, Any]] = {}
@@ -87,6 +89,7 @@ class SluiceHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
+        self._host_pool = mem_pool_host
         if not self._flat_pages:
             self.register_mem_host_pool_v2(mem_pool_host, PoolName.KV)
 
@@ -271,9 +274,9 @@ class SluiceHiCache(HiCacheStorage):  # type: ignore[misc]
         with self._flat_lock:
             while begin < len(keys):
                 pool, rows = self._stage(values[begin].nbytes)
-                some = [_octets(v) for v in values[begin:begin + len(rows)]
-                        if v.nbytes == values[begin].nbytes]
-                # Pages of another length begin the next step.
+                # A page of another length begins the next step.
+                some = [_octets(v) for v in takewhile(
+                    lambda v: v.nbytes == rows.shape[1], values[begin:begin + len(rows)])]
                 job = Job(pool, listed[16 * begin:16 * (begin + len(some))],
                           np.arange(len(some), dtype=np.uint32))
                 if store:
@@ -303,8 +306,10 @@ class SluiceHiCache(HiCacheStorage):  # type: ignore[misc]
             rows = np.empty((max(1, min(128, FLAT_BYTES // max(length, 1))), length), np.uint8)
             at = rows.ctypes.data
             shard = None if c.is_mla_model else [c.tp_rank, c.tp_size]
+            of = [str(getattr(self._host_pool, name, "")) for name in (
+                "layout", "dtype", "page_size", "storage_format_tag")]
             pool = Pool("flat", [HostMemory(at, rows.nbytes)], [Pattern(at, length, length)],
-                        [geometry("hicache flat 1", self._salt, c.model_name, shard, c.pp_rank,
+                        [geometry("hicache flat 2", self._salt, c.model_name, of, shard, c.pp_rank,
                                   c.pp_size, c.attn_cp_rank, c.attn_cp_size, c.dcp_rank,
                                   c.dcp_size, c.logical_page_size)], keep=rows)
             self._store.add(pool)
@@ -355,6 +360,8 @@ def _prefix(there: Any) -> int:
 
 def _octets(value: torch.Tensor) -> Any:
     """The bytes of a contiguous tensor, in place."""
+    if not value.is_contiguous():
+        raise errors.ArgumentError("the tensor of a page is not contiguous")
     return value.detach().view(torch.uint8).reshape(-1).numpy()
 
 
