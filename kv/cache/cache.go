@@ -102,7 +102,8 @@ type Cache struct {
 	turn    int           // disk that is asked first for room, by the writer
 
 	stuck    []*engine.Transfer // without a proof when the cache was closed; guarded by mu
-	ops      sync.WaitGroup     // operations, and searches for a proof
+	ops      sync.WaitGroup     // operations
+	proofs   sync.WaitGroup     // searches for a proof, which the writer of a disk begins, too
 	room     chan struct{}      // one for each operation that may run
 	mu       sync.Mutex
 	closed   bool
@@ -292,7 +293,7 @@ func (c *Cache) Close() error {
 	select {
 	case <-c.written:
 		err = nil
-		c.ops.Wait() // for what the writer keeps
+		c.proofs.Wait() // now that nobody begins one
 	case <-time.After(closeLimit):
 	}
 	if err != nil {

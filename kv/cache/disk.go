@@ -201,6 +201,9 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 		d.budget.left = 0
 	}
 	if had == 0 {
+		if err := hasRoom(f, d.fileBytes()); err != nil { // before what is there goes
+			return nil, err
+		}
 		// Its header is written last; until then it has the first bytes of one, by which it is a
 		// cache's, and the budget.
 		d.id = newID()
@@ -292,6 +295,9 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 				place: binary.LittleEndian.Uint32(part[40:]),
 				at:    binary.LittleEndian.Uint32(part[44:])}
 			if r.size == 0 || !d.places.claim(r.place, granules(uint64(r.size)), 0) {
+				if err := d.empty(n); err != nil { // no Remove would
+					return err
+				}
 				continue
 			}
 			if d.where[n] = r.place; !visit(n, &r) {

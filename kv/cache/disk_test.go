@@ -3,8 +3,10 @@
 package cache
 
 import (
+	"encoding/binary"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -250,6 +252,74 @@ func TestFileRemovedMeanwhile(t *testing.T) {
 	require.NoFileExists(t, path)
 }
 
+// TestFailedOpenOfWhatOthersMade: a file that another process has filled, or put in the place of
+// ours, is not removed by an Open that fails.
+func TestFailedOpenOfWhatOthersMade(t *testing.T) {
+	path := memoryFile(t)
+	f, made, err := openOwn(t.Context(), path, func(*os.File) bool {
+		require.NoError(t, os.WriteFile(path, []byte("blocks"), 0o600)) // who had it before us
+		return false
+	})
+	require.NoError(t, err)
+	require.False(t, made)
+	require.NoError(t, closeOwn(f, made))
+
+	path = memoryFile(t)
+	f, made, err = openOwn(t.Context(), path, func(*os.File) bool { return false })
+	require.NoError(t, err)
+	require.True(t, made)
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.WriteFile(path, []byte("blocks"), 0o600))
+	require.NoError(t, closeOwn(f, made))
+	require.FileExists(t, path)
+}
+
+// TestFailedOpenKeepsBlocks: files that there is no room to make anew in another shape keep theirs.
+func TestFailedOpenKeepsBlocks(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 16, withDisk(file, 32))
+	require.Equal(t, all(Done, 8), n.put(t, ids(0, 8)))
+	n.drained(t)
+	cfg := n.cfg
+	n.close(t)
+	cfg.Engine = memoryOnlyEngine(t)
+	for _, change := range []func(c *Config){
+		func(c *Config) { c.Memory.Bytes = 8 << 40 },
+		func(c *Config) { c.Disks[0].Bytes, c.Disks[0].Blocks = 8<<40, 64 },
+	} {
+		bad := cfg
+		bad.Disks = slices.Clone(cfg.Disks)
+		change(&bad)
+		_, err := Open(t.Context(), bad)
+		require.ErrorIs(t, err, unix.ENOSPC)
+	}
+	n = openNode(t, path, 16, withDisk(file, 32))
+	require.Equal(t, 8, n.Attached().Blocks)
+	require.Equal(t, 8, n.Stats().Disks[0].Blocks)
+}
+
+// TestRecordsOfOnePlace: after a loss of power two records of a disk may name one place. Of those
+// one is taken, and behind Remove no restart finds the other.
+func TestRecordsOfOnePlace(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, path, 16, withDisk(file, 32))
+	require.Equal(t, all(Done, 1), n.put(t, ids(0, 1)))
+	n.drained(t)
+	d := n.disks[0]
+	n.index.each(n.ns.id, ids(0, 1), false, func(_ *shard, _ int, i uint32, _ uint64) {
+		e := n.index.entry(i)
+		require.NoError(t, d.write(d.free[0], &record{key: ids(1, 1)[0], space: n.ns.Digest(),
+			crc: e.crc, size: e.size, place: d.placeOf(e.record)}))
+	})
+	for _, found := range []int{1, 0} {
+		n.close(t)
+		require.NoError(t, os.Remove(path))
+		n = openNode(t, path, 16, withDisk(file, 32))
+		require.Equal(t, found, n.Stats().Disks[0].Blocks)
+		require.NoError(t, n.ns.Remove(ids(0, 2)))
+	}
+}
+
 // memoryOnlyEngine is an engine that has no backend for files.
 func memoryOnlyEngine(t *testing.T) *engine.Engine {
 	b, err := mem.New(mem.Config{})
@@ -289,6 +359,21 @@ func TestDiskFileMadeAnew(t *testing.T) {
 	testpoint.Set(nil)
 	require.Greater(t, written, 512<<10)
 	require.LessOrEqual(t, written, 1<<20+64<<10, "an eighth, and what comes meanwhile")
+}
+
+// TestDiskOfAnotherVersion: Open says so of a file of version 1, whose fields lie elsewhere.
+func TestDiskOfAnotherVersion(t *testing.T) {
+	cfg := DiskConfig{Path: filepath.Join(t.TempDir(), "disk"), Bytes: 1 << 20, Extent: 1 << 20,
+		Blocks: 16}
+	p := []byte(diskMagic)
+	for _, v := range []uint64{1, cfg.Blocks, cfg.Extent, cfg.Bytes} {
+		p = binary.LittleEndian.AppendUint64(p, v)
+	}
+	require.NoError(t, os.WriteFile(cfg.Path, append(p, make([]byte, 2<<20)...), 0o600))
+	d, err := openDisk(t.Context(), 0, cfg)
+	require.NoError(t, err)
+	require.Contains(t, d.fresh, "it has version 1")
+	require.NoError(t, d.close(false))
 }
 
 // TestDiskThatFails: after some errors in a row a disk is left alone, which Stats tells with the

@@ -103,11 +103,11 @@ func (h *header) check(f *os.File) (had uint64, why string, err error) {
 	same := s.extent == h.extent && (s.bytes == h.bytes || h.grows && s.bytes < h.bytes) &&
 		(s.entries == h.entries || h.kept)
 	switch {
-	case string(p[atMachine:atEntries]) != string(h.machine[:]):
-		return 0, "a machine of another byte order, or with pages of another size, wrote it", nil
 	case u64(atVersion) != h.version:
 		return 0, fmt.Sprintf("it has version %d, this program knows %d", u64(atVersion),
 			h.version), nil
+	case string(p[atMachine:atEntries]) != string(h.machine[:]):
+		return 0, "a machine of another byte order, or with pages of another size, wrote it", nil
 	case crc32.Checksum(p[:atSum], castagnoli) != binary.LittleEndian.Uint32(p[atSum:]):
 		return 0, "its header is damaged, or the process that made it did not finish", nil
 	case strings.TrimRight(string(p[atBoot:atSum]), "\x00") != h.boot:
@@ -183,6 +183,7 @@ func openOwn(ctx context.Context, path string, held func(*os.File) bool) (f *os.
 			if err = unix.Fstat(int(f.Fd()), &st); err == nil && st.Nlink == 0 {
 				err = fmt.Errorf("%s was removed meanwhile: try again", path)
 			}
+			made = made && st.Size == 0 // another process may have had it since
 			break
 		}
 		select {
@@ -231,11 +232,16 @@ func hasRoom(f *os.File, n uint64) error {
 	return nil
 }
 
-// closeOwn closes a file, which another process may take then, or removes it.
+// closeOwn closes a file, which another process may take then, or removes it, unless another file
+// has its name by now.
 func closeOwn(f *os.File, remove bool) error {
 	var err error
 	if remove {
-		err = os.Remove(f.Name())
+		ours, _ := f.Stat()
+		named, _ := os.Lstat(f.Name())
+		if os.SameFile(ours, named) {
+			err = os.Remove(f.Name())
+		}
 	}
 	return errors.Join(err, f.Close())
 }

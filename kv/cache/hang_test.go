@@ -94,19 +94,24 @@ func (h *hungDisk) answer() {
 	h.held = nil
 }
 
-// openHung opens a node whose engine gives transfers up after a while, over a disk that may hang.
-// 24 blocks are stored, of which keys are on the disk alone.
-func openHung(t *testing.T, timeout time.Duration) (n *node, h *hungDisk, keys []Key) {
+// openHung opens a node whose engine gives transfers up after a while, over disks that may hang.
+// 24 blocks are stored, of which keys are on the disks alone.
+func openHung(t *testing.T, timeout time.Duration, disks int) (n *node, h *hungDisk, keys []Key) {
 	m, err := mem.New(mem.Config{})
 	require.NoError(t, err)
 	p, err := posix.New(posix.Config{Threads: 4})
 	require.NoError(t, err)
 	h = &hungDisk{Backend: p}
-	n = openOver(t, memoryFile(t), 8, engine.Config{Backends: []driver.Backend{m, h},
+	n = openOver(t, memoryFile(t), 8*disks, engine.Config{Backends: []driver.Backend{m, h},
 		Schedule:   &engine.Schedule{BytesInFlight: blockBytes}, // a block at a time
 		AbortGrace: 50 * time.Millisecond, TransferTimeout: timeout},
 		func(c *Config) {
 			withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+			for len(c.Disks) < disks {
+				more := c.Disks[0]
+				more.Path += "s"
+				c.Disks = append(c.Disks, more)
+			}
 			c.Policy = LRU
 		})
 	for from := uint64(0); from < 24; from += 4 {
@@ -126,7 +131,7 @@ func openHung(t *testing.T, timeout time.Duration) (n *node, h *hungDisk, keys [
 // else is by then; its block is not lost; Close ends once the disk has answered, and not before.
 func TestTimedDiskThatHangs(t *testing.T) {
 	for _, within := range []time.Duration{50 * time.Millisecond, time.Hour} {
-		n, h, keys := openHung(t, 200*time.Millisecond)
+		n, h, keys := openHung(t, 200*time.Millisecond, 1)
 		h.hang()
 		n.hung = true
 		ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -159,7 +164,7 @@ func TestTimedDiskThatHangs(t *testing.T) {
 
 // TestCloseBesideADiskThatHangs: loads that wait for each other's read end with the cache.
 func TestCloseBesideADiskThatHangs(t *testing.T) {
-	n, h, keys := openHung(t, time.Hour)
+	n, h, keys := openHung(t, time.Hour, 1)
 	h.hang()
 	n.hung = true
 	first := n.ns.Load(t.Context(), keys[:1], n.at(128, 1))
@@ -185,7 +190,7 @@ func TestCloseBesideADiskThatHangs(t *testing.T) {
 // TestLoadOfWhatAPrefetchReads: a Load that waits for a block which a Prefetch reads has it read as
 // what it would read itself: before all that is queued for the disk.
 func TestLoadOfWhatAPrefetchReads(t *testing.T) {
-	n, h, keys := openHung(t, time.Hour)
+	n, h, keys := openHung(t, time.Hour, 1)
 	asked := func() int {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -204,6 +209,40 @@ func TestLoadOfWhatAPrefetchReads(t *testing.T) {
 	require.NoError(t, load.Wait(t.Context()))
 	require.NoError(t, fetch.Wait(t.Context()))
 	require.Equal(t, append(fetch.Outcomes(), load.Outcomes()...), all(Done, 2))
+	n.drained(t)
+}
+
+// TestLoadOfWhatAPrefetchReadsLater is the same for a block on another disk, which the Prefetch
+// reads behind the first.
+func TestLoadOfWhatAPrefetchReadsLater(t *testing.T) {
+	n, h, keys := openHung(t, time.Hour, 2)
+	on := map[uint16]Key{}
+	n.index.each(n.ns.id, keys, false, func(_ *shard, k int, i uint32, _ uint64) {
+		on[n.index.entry(i).disk] = keys[k]
+	})
+	require.Len(t, on, 2)
+	asked := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.held)
+	}
+	h.hang()
+	content(ids(100, 1)[0], n.mem)
+	n.ns.Store(t.Context(), ids(100, 1), n.at(0, 1))
+	until(func() bool { return asked() == 1 }) // its write has all the room of one disk
+	busy := uint16(slices.IndexFunc(n.disks, func(d *disk) bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.health.running > 0
+	}))
+	fetch := n.ns.Prefetch(t.Context(), []Key{on[busy], on[1-busy]})
+	until(func() bool { return n.engine.Stats().Classes[engine.Prefetch].Queued == 1 })
+	load := n.ns.Load(t.Context(), []Key{on[1-busy]}, n.at(128, 1))
+	until(func() bool { return asked() == 2 })
+	h.answer()
+	require.NoError(t, load.Wait(t.Context()))
+	require.NoError(t, fetch.Wait(t.Context()))
+	require.Equal(t, append(fetch.Outcomes(), load.Outcomes()...), all(Done, 3))
 	n.drained(t)
 }
 

@@ -27,7 +27,7 @@ type holds struct {
 // fetch is a read of a Prefetch from a disk.
 type fetch struct {
 	t      *engine.Transfer
-	blocks []uint32 // entries, in order
+	blocks []uint32 // entries that it reads, or that are read behind it, in order
 }
 
 // retention is how long a hint keeps a block.

@@ -88,6 +88,10 @@ func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error
 	}
 	old := info.Size() > 0 && m.found == ""
 	if !old {
+		// before what is there goes, and before huge pages take all that there is
+		if err := hasRoom(f, m.fileBytes()); err != nil {
+			return nil, err
+		}
 		// also where it is large enough: what lies there is not to be taken for anything
 		if err := f.Truncate(0); err != nil {
 			return nil, err
@@ -138,9 +142,6 @@ const gatherStep = 1 << 30
 // where there are some, until ctx ends: disks read into them at twice the rate.
 func (m *memory) reserve(ctx context.Context, old bool) error {
 	n := m.fileBytes()
-	if err := hasRoom(m.f, n); err != nil && !old { // before huge pages take all that there is
-		return err
-	}
 	if err := m.f.Truncate(int64(n)); err != nil {
 		return err
 	}

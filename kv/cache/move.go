@@ -126,7 +126,7 @@ const abortLimit = 5 * time.Second
 // this process, and Close says so. The caller is an operation, or the writer of a disk.
 func (c *Cache) keep(t *engine.Transfer, after func(proved bool)) {
 	c.stats.unproven.Add(1)
-	c.ops.Go(func() {
+	c.proofs.Go(func() {
 		for {
 			err := t.Abort(c.life)
 			switch {
@@ -230,8 +230,9 @@ type Op struct {
 	copied, done, durable chan struct{}
 	outcomes              []Outcome
 	err                   error
-	fromDisk              bool // it has waited for a disk
-	retries               bool // it has read itself what another one could not
+	fromDisk              bool     // it has waited for a disk
+	retries               bool     // it has read itself what another one could not
+	reads                 []uint32 // entries that a Prefetch reads from disks now, in order
 	// what Durable waits for: itself, and blocks on their way to disks
 	left atomic.Int32
 }

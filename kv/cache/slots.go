@@ -30,6 +30,7 @@ type extent struct {
 	owners []uint32 // of each slot: an entry, reserved, or free
 	next   []uint32 // indices of free slots, the last one first
 	closed bool     // it is being emptied: nothing more is given out
+	listed bool     // slots.partial has it under its length
 }
 
 const (
@@ -83,6 +84,9 @@ func (s *slots) open(length uint32) (at uint32, ok bool) {
 			return at, true
 		}
 		list = list[:len(list)-1] // full, or cut anew
+		if x := &s.extents[at]; x.length == length {
+			x.listed = false
+		}
 	}
 	if len(s.empty) == 0 {
 		delete(s.partial, length)
@@ -91,6 +95,7 @@ func (s *slots) open(length uint32) (at uint32, ok bool) {
 	at = s.empty[len(s.empty)-1]
 	s.empty = s.empty[:len(s.empty)-1]
 	s.cut(at, length)
+	s.extents[at].listed = true
 	s.partial[length] = append(list, at)
 	return at, true
 }
@@ -142,7 +147,8 @@ func (s *slots) list(at uint32) {
 	case x.used == 0:
 		*x = extent{}
 		s.empty = append(s.empty, at)
-	case len(x.next) > 0:
+	case len(x.next) > 0 && !x.listed:
+		x.listed = true
 		s.partial[x.length] = append(s.partial[x.length], at)
 	}
 }

@@ -122,8 +122,7 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 	for k := 0; k < len(keys); {
 		begin := len(which)
 		// The sums of the last batch are computed while nothing moves: it is a small one.
-		most := c.batchOf(size)
-		most = max(1, most/4, min(most, (len(keys)-k)/2))
+		most := min(c.batchOf(size), max(1, batchBytes/4/int(size), (len(keys)-k)/2))
 		for end := min(k+most, len(keys)); k < end; k++ {
 			if held[k] != none {
 				which = append(which, uint32(k))

@@ -322,6 +322,13 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		s.mu.Unlock()
 	}
 	op.fromDisk = op.fromDisk || len(mine)+len(others) > 0
+	if op.class == engine.Prefetch {
+		op.reads = nil // a Load may look at the list before
+		for _, k := range mine {
+			op.reads = append(op.reads, held[k])
+		}
+		slices.Sort(op.reads)
+	}
 	for len(mine) > 0 {
 		// Those on one disk, but for what was removed since.
 		d := c.disks[x.entry(held[mine[0]]).disk]
@@ -374,12 +381,7 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 	}
 	if err == nil {
 		if op.class == engine.Prefetch { // Loads that wait for its blocks promote it
-			f := &fetch{t: t}
-			for _, k := range batch {
-				f.blocks = append(f.blocks, held[k])
-			}
-			slices.Sort(f.blocks)
-			c.fetch.Store(f)
+			c.fetch.Store(&fetch{t, op.reads})
 			c.arrived()
 		}
 		d.begins()
