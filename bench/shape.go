@@ -79,20 +79,21 @@ func (s *Shape) Check() error {
 
 func (s *Shape) threads() int { return max(s.Threads, 1) }
 
-// slots returns how many slots each end needs.
+// slots returns how many slots of Size bytes each end needs: one for each piece of each thread, or
+// all of Spread where places are drawn at random.
 func (s *Shape) slots() (local, remote int) {
-	one := s.threads() * s.Batch // a run for each thread
-	switch drawn := max(min(int(s.Spread/s.Size), slotsMax), one); s.Where {
+	runs := s.threads() * s.Batch // one run for each thread
+	switch spread := max(min(int(s.Spread/s.Size), slotsMax), runs); s.Where {
 	case Hot:
 		return s.threads(), s.threads()
 	case Shuffled:
-		return one, one
+		return runs, runs
 	case Pages:
-		return one, drawn
+		return runs, spread
 	case Gathered:
-		return drawn, one
+		return spread, runs
 	default:
-		return drawn, drawn
+		return spread, spread
 	}
 }
 
@@ -102,56 +103,60 @@ func (s *Shape) memory() (local, remote uint64) {
 	return uint64(here) * s.Size, uint64(there) * s.Size
 }
 
-// How many lists of places are used in turn, so that small pieces do not stay in a CPU cache. All
+// Threads use several lists of places in turn, so that small pieces do not stay in a CPU cache. All
 // lists together have at most placesMax pieces, unless threads need more.
 const (
 	listsMax  = 64
 	placesMax = 1 << 17
 )
 
-// places draws the slots of each list at both ends, the same ones for all participants. Threads
-// take lists in turn, and no two threads use the same slot.
+// places returns the lists of places at both ends: for each piece of an operation its slot. They
+// are the same for all participants. Thread t uses the lists t, t+threads, t+2*threads and so on,
+// and no two threads use the same slot.
 func (s *Shape) places() (local, remote [][]int32) {
 	here, there := s.slots()
 	n := s.threads()
 	lists := min(max(placesMax/s.Batch, 1), listsMax, max(here, there)/s.Batch)
 	lists = max(lists/n, 1) * n
 	random := rand.New(rand.NewPCG(s.Size, uint64(s.Batch)))
-	for i, slots := range []int{here, there} {
-		order := make([]int32, slots)
-		if s.Where == Scattered || slots > n*s.Batch && s.Where != Adjacent {
-			for at, slot := range random.Perm(slots) {
-				order[at] = int32(slot)
-			}
-		} else {
-			for at := range order {
-				order[at] = int32(at)
-			}
-		}
-		side := make([][]int32, lists)
-		for l := range side {
-			switch {
-			case s.Where == Hot:
-				side[l] = slices.Repeat([]int32{int32(l % n)}, s.Batch)
-			case slots < lists*s.Batch: // one run for each thread
-				side[l] = order[l%n*s.Batch:][:s.Batch]
-			default:
-				side[l] = order[l*s.Batch:][:s.Batch]
-			}
-			if s.Where == Shuffled && i == 1 {
-				side[l] = slices.Clone(side[l])
-				random.Shuffle(s.Batch, func(i, j int) {
-					side[l][i], side[l][j] = side[l][j], side[l][i]
-				})
-			}
-		}
-		if i == 0 {
-			local = side
-		} else {
-			remote = side
+	local = s.placesAt(here, lists, random)
+	remote = s.placesAt(there, lists, random)
+	if s.Where == Shuffled {
+		for l, list := range remote {
+			remote[l] = slices.Clone(list)
+			random.Shuffle(s.Batch, func(i, j int) {
+				remote[l][i], remote[l][j] = remote[l][j], remote[l][i]
+			})
 		}
 	}
 	return local, remote
+}
+
+// placesAt returns the lists of one end, which has that many slots.
+func (s *Shape) placesAt(slots, lists int, random *rand.Rand) [][]int32 {
+	n := s.threads()
+	order := make([]int32, slots)
+	if s.Where == Scattered || slots > n*s.Batch && s.Where != Adjacent {
+		for at, slot := range random.Perm(slots) {
+			order[at] = int32(slot)
+		}
+	} else {
+		for at := range order {
+			order[at] = int32(at)
+		}
+	}
+	places := make([][]int32, lists)
+	for l := range places {
+		switch {
+		case s.Where == Hot:
+			places[l] = slices.Repeat([]int32{int32(l % n)}, s.Batch)
+		case slots < lists*s.Batch: // the lists of a thread have the same run
+			places[l] = order[l%n*s.Batch:][:s.Batch]
+		default:
+			places[l] = order[l*s.Batch:][:s.Batch]
+		}
+	}
+	return places
 }
 
 // The sizes and batches by which engines are compared.
@@ -161,9 +166,9 @@ var (
 )
 
 // Shapes returns the shapes by which engines are compared: writes and reads, scattered and
-// adjacent, in so much memory. An operation moves at most half of the memory; Shapes shortens
-// longer batches. It leaves out duplicates, also the second arrangement of a single piece. With
-// quick it returns only the most important ones.
+// adjacent, in that many bytes of memory. It shortens a batch that would move more than half of the
+// memory, and leaves out shapes that are then the same. A single piece is only scattered. With
+// quick it returns the most important shapes only.
 func Shapes(memory uint64, quick bool) []Shape {
 	var list []Shape
 	for _, size := range sizes {
@@ -192,8 +197,8 @@ func Shapes(memory uint64, quick bool) []Shape {
 // move other pieces through the page cache.
 const wholeBlock = 4 << 10
 
-// FileShapes returns the shapes for a file of that size: many requests at once, large ones, and
-// pieces that are not whole blocks. quick leaves out medium sizes.
+// FileShapes returns the shapes for a file of that many bytes: many requests at once, large
+// requests, and pieces that are not whole blocks. With quick it leaves out medium sizes.
 func FileShapes(memory uint64, quick bool) []Shape {
 	var list []Shape
 	for _, s := range []Shape{{Size: 4 << 10, Batch: 64}, {Size: 4 << 10, Batch: 2048},

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looking again and again. */
+/* Busy waiting. */
 #ifndef SLUICE_SPIN_H
 #define SLUICE_SPIN_H
 
-/* Between two looks: spares the other thread of this core, and power. */
+/* Called between two attempts: saves power, and helps the other hardware thread of the core. */
 static inline void sl_relax(void)
 {
 #if defined(__x86_64__)

@@ -14,8 +14,8 @@ import (
 	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
-// What lies in blocks that no request has: the sides differ, so that a read of blocks that a
-// sender has back shows up, too.
+// The bytes of free blocks. They differ by side: a decode that has read blocks which the prefill
+// has freed then finds the prefill's poison, and not what it expects in its own.
 const (
 	prefillPoison byte = 0xb7
 	decodePoison  byte = 0x6d
@@ -32,27 +32,27 @@ type pools struct {
 	// progress is called now and then by what takes long; nil: nothing is.
 	progress func()
 
-	free    [][]uint32 // by group; the last is used next
-	ended   [][]bool   // by group and block: a request that failed had it last
-	watched uint64     // blocks that were poisoned behind one
-	reused  uint64     // of those, taken again
+	free       [][]uint32 // the free blocks, by group; reserve takes from the end
+	failedLast [][]bool   // by group and block: the last request that used it has failed
+	watched    uint64     // blocks that watchFailed has poisoned
+	reused     uint64     // blocks that a later request got after a failed one
 
-	// Of a decode that a trace is streamed to: blocks by their hashes, the first in order is
-	// evicted next.
-	kept  map[uint64]uint32
-	order []uint64
+	// The prefix cache of a decode to which a trace is streamed: blocks by hash. The first hash in
+	// evictionOrder is evicted next.
+	prefixCache   map[uint64]uint32
+	evictionOrder []uint64
 
-	checked uint64 // bytes that were compared
-	landed  uint64 // of them, those of requests that have come
-	wrong   uint64 // cells
-	first   []string
+	checked uint64   // bytes that were compared
+	landed  uint64   // compared bytes that a request has brought to this rank
+	wrong   uint64   // cells that differed
+	first   []string // descriptions of the first mismatches, at most firstMax
 }
 
 // firstMax is how many mismatches a rank and the report describe.
 const firstMax = 8
 
 func newPools(eng *engine.Engine, side *layout.Side, poison byte, seed uint64) (*pools, error) {
-	m := &pools{side: side, poison: poison, kept: map[uint64]uint32{}}
+	m := &pools{side: side, poison: poison, prefixCache: map[uint64]uint32{}}
 	for _, area := range side.Regions {
 		if area.Bytes == 0 {
 			m.regions = append(m.regions, nil)
@@ -77,7 +77,7 @@ func newPools(eng *engine.Engine, side *layout.Side, poison byte, seed uint64) (
 			blocks[i] = uint32(b)
 		}
 		m.free = append(m.free, blocks)
-		m.ended = append(m.ended, make([]bool, g.Blocks))
+		m.failedLast = append(m.failedLast, make([]bool, g.Blocks))
 	}
 	return m, nil
 }
@@ -91,8 +91,9 @@ func fill(b []byte, with byte) {
 	}
 }
 
-// reserve takes blocks for a request, which are as the last one has left them. Where a trace is
-// streamed, the first ones are those that were kept for its hashes, which From says.
+// reserve takes free blocks for a request and checks that they still hold poison. If a trace is
+// streamed to this rank, the table begins with the blocks that the prefix cache has of the
+// request's hashes, and reserve sets the request's From to their number of tokens.
 func (m *pools) reserve(q *request) (layout.Tables, error) {
 	if m.rings != nil {
 		table := make([]uint32, len(q.Hashes))
@@ -101,30 +102,31 @@ func (m *pools) reserve(q *request) (layout.Tables, error) {
 		}
 		return layout.Tables{table}, nil
 	}
-	var had []uint32
-	inUse := 0 // distinct ones
+	var cached []uint32
+	inUse := 0 // distinct blocks in cached, which must not be evicted
 	for _, h := range q.Hashes {
-		b, ok := m.kept[h]
-		if !ok || q.Abort != nil && len(had) == len(q.Hashes)-1 {
-			break // what is to be ended has to send something
+		b, ok := m.prefixCache[h]
+		if !ok || q.Abort != nil && len(cached) == len(q.Hashes)-1 {
+			break // a request to abort has to send something, so its last block is not reused
 		}
-		if !slices.Contains(had, b) {
+		if !slices.Contains(cached, b) {
 			inUse++
 		}
-		had = append(had, b)
-		m.order = append(slices.DeleteFunc(m.order, func(o uint64) bool { return o == h }), h)
+		cached = append(cached, b)
+		m.evictionOrder = slices.DeleteFunc(m.evictionOrder, func(o uint64) bool { return o == h })
+		m.evictionOrder = append(m.evictionOrder, h)
 	}
 	if m.receives() && q.Hashes != nil {
-		q.From = uint64(len(had)) * trace.BlockTokens
+		q.From = uint64(len(cached)) * trace.BlockTokens
 	}
 	tables, taken := make(layout.Tables, len(m.free)), make(layout.Tables, len(m.free))
 	for g := range m.free {
-		n := int(slots(m.side, g, q.Tokens)) - len(had)
-		for len(m.free[g]) < n && len(m.order) > inUse {
-			evicted := layout.Tables{{m.kept[m.order[0]]}}
-			delete(m.kept, m.order[0])
-			m.order = m.order[1:]
-			m.wipe(evicted)
+		n := int(slots(m.side, g, q.Tokens)) - len(cached)
+		for len(m.free[g]) < n && len(m.evictionOrder) > inUse {
+			evicted := layout.Tables{{m.prefixCache[m.evictionOrder[0]]}}
+			delete(m.prefixCache, m.evictionOrder[0])
+			m.evictionOrder = m.evictionOrder[1:]
+			m.poisonBlocks(evicted)
 			m.release(evicted, false)
 		}
 		left := len(m.free[g]) - n
@@ -134,58 +136,60 @@ func (m *pools) reserve(q *request) (layout.Tables, error) {
 		}
 		taken[g], m.free[g] = m.free[g][left:len(m.free[g]):len(m.free[g])], m.free[g][:left:left]
 		for _, b := range taken[g] {
-			if m.ended[g][b] {
-				m.ended[g][b] = false
+			if m.failedLast[g][b] {
+				m.failedLast[g][b] = false
 				m.reused++
 			}
 		}
-		tables[g] = append(slices.Clone(had), taken[g]...)
+		tables[g] = append(slices.Clone(cached), taken[g]...)
 	}
-	m.untouched(taken, fmt.Sprintf("before request %d", q.Number))
+	m.checkPoison(taken, fmt.Sprintf("before request %d", q.Number))
 	return tables, nil
 }
 
-// own returns the blocks that only this request has: all but those that were kept for its hashes.
-func (m *pools) own(t layout.Tables, q *request) layout.Tables {
+// withoutCached returns the blocks of a request that reserve did not find in the prefix cache.
+func (m *pools) withoutCached(t layout.Tables, q *request) layout.Tables {
 	if m.receives() && q.Hashes != nil {
 		return layout.Tables{t[0][q.From/trace.BlockTokens:]}
 	}
 	return t
 }
 
-// keep keeps the blocks of a request that has come for later ones, and returns the others: those of
-// hashes that are there already.
-func (m *pools) keep(own layout.Tables, q *request) layout.Tables {
+// addToPrefixCache adds the blocks of a finished request to the prefix cache. It returns those that
+// the cache does not need: a block of the same hash is there already. A prefill has no cache and
+// gets all of them back.
+func (m *pools) addToPrefixCache(own layout.Tables, q *request) layout.Tables {
 	if !m.receives() {
 		return own
 	}
 	var rest []uint32
 	for i, b := range own[0] {
 		h := q.Hashes[int(q.From/trace.BlockTokens)+i]
-		if _, ok := m.kept[h]; ok {
+		if _, ok := m.prefixCache[h]; ok {
 			rest = append(rest, b)
 			continue
 		}
-		m.kept[h] = b
-		m.order = append(m.order, h)
+		m.prefixCache[h] = b
+		m.evictionOrder = append(m.evictionOrder, h)
 	}
 	return layout.Tables{rest}
 }
 
-// release gives blocks back. Precondition: they are poisoned.
+// release frees blocks, of a request that has failed or not. Precondition: they are poisoned.
 func (m *pools) release(t layout.Tables, failed bool) {
 	for g := range t {
 		m.free[g] = append(m.free[g], t[g]...)
 		for _, b := range t[g] {
-			m.ended[g][b] = failed
+			m.failedLast[g][b] = failed
 		}
 	}
 }
 
-// leaked looks at all blocks that are free or kept, and counts the others.
+// leaked checks the content of all free blocks and of the prefix cache, and returns the number of
+// blocks that are neither.
 func (m *pools) leaked() (n int) {
-	m.untouched(m.free, "at the end")
-	for h, b := range m.kept {
+	m.checkPoison(m.free, "at the end")
+	for h, b := range m.prefixCache {
 		m.check(layout.Tables{{b}}, &request{Tokens: trace.BlockTokens, From: trace.BlockTokens,
 			Hashes: []uint64{h}})
 		n--
@@ -196,18 +200,19 @@ func (m *pools) leaked() (n int) {
 	return n
 }
 
-// What lies in one position of a table where it is no token.
+// The values of tokensAt for a position without a token.
 const (
-	holdsPoison = -1 // nothing was written
-	holdsZeros  = -2 // the tail of the last block, on the receiving side
+	tokenPoison = -1 // nobody has written there
+	tokenZeros  = -2 // behind the last token of the last block: zeros on the receiving side
 )
 
-// holds lists by slot and position which token of a request lies there.
-func (m *pools) holds(group, block int, slots int, tokens uint64) []int64 {
+// tokensAt lists, for each position in a request's blocks of a group, the token that lies there.
+// The position of a slot of the block table begins at slot*block.
+func (m *pools) tokensAt(group, block int, slots int, tokens uint64) []int64 {
 	g := &m.side.Groups[group]
 	list := make([]int64, slots*block)
 	for i := range list {
-		list[i] = holdsPoison
+		list[i] = tokenPoison
 	}
 	if g.State {
 		for i := range list {
@@ -215,36 +220,37 @@ func (m *pools) holds(group, block int, slots int, tokens uint64) []int64 {
 		}
 		return list
 	}
-	at := func(kept int) int {
+	at := func(n int) int {
 		if g.Ring > 0 {
-			kept %= g.Ring * block
+			n %= g.Ring * block
 		}
-		return kept
+		return n
 	}
-	kept := 0
+	mine := 0 // tokens of this rank's shard so far
 	for t := range int(tokens) {
 		if g.Shards > 1 && t/g.Interleave%g.Shards != g.Shard {
 			continue
 		}
 		if g.Window == 0 || t >= int(tokens)-g.Window {
-			list[at(kept)] = int64(t)
+			list[at(mine)] = int64(t)
 		}
-		kept++
+		mine++
 	}
-	for ; kept%block != 0; kept++ {
-		if list[at(kept)] == holdsPoison {
-			list[at(kept)] = holdsZeros
+	for ; mine%block != 0; mine++ {
+		if list[at(mine)] == tokenPoison {
+			list[at(mine)] = tokenZeros
 		}
 	}
 	return list
 }
 
-// allLayers is in place of one layer.
+// allLayers stands for all layers where a function takes the number of one.
 const allLayers = -1
 
-// each calls f for every cell of the blocks of a request in a layer: holds says what lies there.
-func (m *pools) each(t layout.Tables, tokens uint64, layer int,
-	f func(c *content.Cell, v *layout.View, holds int64, cell []byte)) {
+// eachCell calls f for every cell of the blocks of a request in a layer. token is the token that
+// lies in the cell, or a value such as tokenPoison.
+func (m *pools) eachCell(t layout.Tables, tokens uint64, layer int,
+	f func(c *content.Cell, v *layout.View, token int64, cell []byte)) {
 	known := map[[2]int][]int64{}
 	for i := range m.side.Views {
 		v := &m.side.Views[i]
@@ -253,20 +259,20 @@ func (m *pools) each(t layout.Tables, tokens uint64, layer int,
 		}
 		id := [2]int{v.Group, v.Tokens}
 		if known[id] == nil {
-			known[id] = m.holds(v.Group, v.Tokens, len(t[v.Group]), tokens)
+			known[id] = m.tokensAt(v.Group, v.Tokens, len(t[v.Group]), tokens)
 		}
 		if m.progress != nil {
 			m.progress()
 		}
 		memory := m.bytes(v.Region)
 		c := content.Cell{Part: content.PartOf(v.Part), Layer: v.Layer}
-		for at, holds := range known[id] {
+		for at, token := range known[id] {
 			slot, position := at/v.Tokens, at%v.Tokens
 			base := v.Base + uint64(t[v.Group][slot])*v.Block + uint64(position)*v.Token
 			for u := range v.Count {
 				c.Unit = v.First + u
 				begin := base + uint64(u)*v.Unit
-				f(&c, v, holds, memory[begin:begin+v.Cell])
+				f(&c, v, token, memory[begin:begin+v.Cell])
 			}
 		}
 	}
@@ -280,34 +286,36 @@ func (m *pools) bytes(region int) []byte {
 	return m.regions[region].Bytes()
 }
 
-// had reports whether the token is on the receiving side before the request comes. Where no trace
-// is streamed it has other content there than the request has, so that it shows where it is
-// written nevertheless.
-func (m *pools) had(q *request, v *layout.View, token int64) bool {
+// presentBefore reports whether a token is on the receiving side before the request comes, so that
+// the request must not write it. If no trace is streamed, fill gives it other content than the
+// sender has: a write to it then shows.
+func (m *pools) presentBefore(q *request, v *layout.View, token int64) bool {
 	return m.receives() && uint64(token) < q.From && !m.side.Groups[v.Group].State
 }
 
 func (m *pools) receives() bool { return m.poison == decodePoison }
 
-// name says in a cell which token of a request it is.
-func (q *request) name(c *content.Cell, token int64, had bool) {
+// identify sets the request and the token of a cell, from which its content is computed. before
+// says that the token was present before the request.
+func (q *request) identify(c *content.Cell, token int64, before bool) {
 	c.Request, c.Token = q.Number, uint64(token)
 	switch {
 	case q.Hashes != nil: // known by its block, whatever the request
 		c.Request, c.Token = q.Hashes[token/trace.BlockTokens], c.Token%trace.BlockTokens
-	case had:
+	case before:
 		c.Request = ^q.Number
 	}
 }
 
-// fill makes the content of a request in a layer, or only of what a receiver has before it comes.
-func (m *pools) fill(t layout.Tables, q *request, layer int, before bool) {
-	m.each(t, q.Tokens, layer, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
-		had := holds >= 0 && m.had(q, v, holds)
-		if !had && (holds < 0 || before) || m.rings != nil && uint64(holds) < q.From {
+// fill writes the content of a request in a layer. With onlyPresent it writes only the tokens that
+// are present on the receiving side before the request comes.
+func (m *pools) fill(t layout.Tables, q *request, layer int, onlyPresent bool) {
+	m.eachCell(t, q.Tokens, layer, func(c *content.Cell, v *layout.View, token int64, cell []byte) {
+		before := token >= 0 && m.presentBefore(q, v, token)
+		if !before && (token < 0 || onlyPresent) || m.rings != nil && uint64(token) < q.From {
 			return
 		}
-		q.name(c, holds, had)
+		q.identify(c, token, before)
 		c.Fill(cell)
 	})
 }
@@ -325,65 +333,67 @@ func (m *pools) pieces(t layout.Tables, q *request, layer int) (list [][]byte) {
 	return list
 }
 
-// check compares every byte of the blocks of a request that has come. Those of a sender are as it
-// has filled them.
+// check compares every byte of the blocks of a finished request: on the receiving side with what
+// the sender has filled in, on the sending side too, where nothing may have changed.
 func (m *pools) check(t layout.Tables, q *request) {
-	m.each(t, q.Tokens, allLayers, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
-		m.compare(q, c, v, holds, cell)
-		if m.receives() && holds >= 0 && !m.had(q, v, holds) {
+	m.eachCell(t, q.Tokens, allLayers, func(c *content.Cell, v *layout.View, token int64,
+		cell []byte) {
+		m.compare(q, c, v, token, cell)
+		if m.receives() && token >= 0 && !m.presentBefore(q, v, token) {
 			m.landed += uint64(len(cell))
 		}
 	})
 }
 
-// checkFailed compares those bytes of the blocks of a request that has failed which nothing may
-// write to: on the receiving side not what may have come, nor the tail.
+// checkFailed compares the bytes that a failed request must not have written. On the receiving side
+// that leaves out the tokens which may have arrived, and the zeros behind the last one.
 func (m *pools) checkFailed(t layout.Tables, q *request) {
-	m.each(t, q.Tokens, allLayers, func(c *content.Cell, v *layout.View, holds int64, cell []byte) {
-		if !m.receives() || holds == holdsPoison || holds >= 0 && m.had(q, v, holds) {
-			m.compare(q, c, v, holds, cell)
+	m.eachCell(t, q.Tokens, allLayers, func(c *content.Cell, v *layout.View, token int64,
+		cell []byte) {
+		if !m.receives() || token == tokenPoison || token >= 0 && m.presentBefore(q, v, token) {
+			m.compare(q, c, v, token, cell)
 		}
 	})
 }
 
-// compare compares a cell with what it holds.
-func (m *pools) compare(q *request, c *content.Cell, v *layout.View, holds int64,
+// compare compares a cell with the content that it has to have.
+func (m *pools) compare(q *request, c *content.Cell, v *layout.View, token int64,
 	cell []byte) {
 	var n uint64
 	switch {
-	case holds == holdsPoison, holds == holdsZeros && !m.receives():
+	case token == tokenPoison, token == tokenZeros && !m.receives():
 		n = content.CountWrong(cell, m.poison)
-	case holds == holdsZeros:
+	case token == tokenZeros:
 		n = content.CountWrong(cell, 0)
 	default:
-		q.name(c, holds, m.had(q, v, holds))
+		q.identify(c, token, m.presentBefore(q, v, token))
 		n = c.Wrong(cell)
 	}
 	m.checked += uint64(len(cell))
 	if n > 0 {
 		m.mismatch("request %d, layer %d, part %s, unit %d, token %d: %d of %d bytes differ",
-			q.Number, v.Layer, v.Part, c.Unit, holds, n, len(cell))
+			q.Number, v.Layer, v.Part, c.Unit, token, n, len(cell))
 	}
 }
 
-// watch poisons the blocks of a request that has failed: what is written there later is found.
-func (m *pools) watch(t layout.Tables) {
-	m.wipe(t)
+// watchFailed poisons the blocks of a failed request, so that checkPoison finds later writes.
+func (m *pools) watchFailed(t layout.Tables) {
+	m.poisonBlocks(t)
 	for g := range t {
 		m.watched += uint64(len(t[g]))
 	}
 }
 
-// wipe poisons the blocks of a request.
-func (m *pools) wipe(t layout.Tables) {
-	m.each(t, 0, allLayers, func(_ *content.Cell, _ *layout.View, _ int64, cell []byte) {
+// poisonBlocks fills the blocks of a table with poison.
+func (m *pools) poisonBlocks(t layout.Tables) {
+	m.eachCell(t, 0, allLayers, func(_ *content.Cell, _ *layout.View, _ int64, cell []byte) {
 		fill(cell, m.poison)
 	})
 }
 
-// untouched finds what was written to blocks that no request had.
-func (m *pools) untouched(t layout.Tables, when string) {
-	m.each(t, 0, allLayers, func(c *content.Cell, v *layout.View, _ int64, cell []byte) {
+// checkPoison reports free blocks that are not all poison as mismatches. when is for their texts.
+func (m *pools) checkPoison(t layout.Tables, when string) {
+	m.eachCell(t, 0, allLayers, func(c *content.Cell, v *layout.View, _ int64, cell []byte) {
 		m.checked += uint64(len(cell))
 		if n := content.CountWrong(cell, m.poison); n > 0 {
 			m.mismatch("%s: %d of %d bytes of a free block were written: layer %d, part %s, "+
@@ -392,7 +402,7 @@ func (m *pools) untouched(t layout.Tables, when string) {
 	})
 }
 
-// close gives the memory back. Precondition: no engine has it.
+// close frees the memory. Precondition: it is registered with no engine.
 func (m *pools) close() error {
 	var errs []error
 	for _, b := range m.memory {

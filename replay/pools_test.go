@@ -16,7 +16,7 @@ import (
 
 // TestHolds: which token lies where, from the documentation of layout.Group.
 func TestHolds(t *testing.T) {
-	const p, z = holdsPoison, holdsZeros
+	const p, z = tokenPoison, tokenZeros
 	for what, c := range map[string]struct {
 		group         layout.Group
 		block, tokens int
@@ -37,7 +37,7 @@ func TestHolds(t *testing.T) {
 			[]int64{2, 3, 6, 7, p, p, p, p}},
 	} {
 		m := &pools{side: &layout.Side{Groups: []layout.Group{c.group}}}
-		require.Equal(t, c.want, m.holds(0, c.block, c.slots, uint64(c.tokens)), what)
+		require.Equal(t, c.want, m.tokensAt(0, c.block, c.slots, uint64(c.tokens)), what)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestGroupMemoryFindsEveryWrongByte(t *testing.T) {
 		m.wrong, m.first = 0, nil
 	}
 
-	m.wipe(tables)
+	m.poisonBlocks(tables)
 	m.release(tables, true)
 	require.Zero(t, m.leaked())
 	require.Zero(t, m.wrong)
@@ -215,7 +215,7 @@ func TestKeptBlocksAreChecked(t *testing.T) {
 	require.NoError(t, err)
 	m.fill(tables, q, allLayers, false)
 	m.check(tables, q)
-	require.Empty(t, m.keep(m.own(tables, q), q)[0])
+	require.Empty(t, m.addToPrefixCache(m.withoutCached(tables, q), q)[0])
 	require.Zero(t, m.leaked())
 	require.Zero(t, m.wrong, m.first)
 	*m.byteOf(tables, 600) ^= 1

@@ -21,78 +21,78 @@ import (
 // OpenFunc opens the backends that a name stands for.
 type OpenFunc func(name string, threads int) ([]driver.Backend, error)
 
-// The messages between the parent and the ranks. Each rank answers each of the parent's, and the
-// parent goes on when all have: fill, run and check are of one round of requests.
+// The messages between the parent and the ranks. Each rank answers each message of the parent, and
+// the parent goes on when all have answered. Fill, run and check are for one round of requests.
 const (
 	kindPlan      = "plan"      // assignment; the answer is kindMeet
 	kindMeet      = "meet"      // meeting: how others reach the rank
 	kindPeers     = "peers"     // meetings: connect to all; the answer is kindConnected
 	kindConnected = "connected" //
-	kindOpen      = "open"      // hear the others; the answer is kindReady
+	kindOpen      = "open"      // open the groups of handoff; the answer is kindReady
 	kindReady     = "ready"     //
-	kindFill      = "fill"      // []request: take blocks, make content; the answer is kindFilled
-	kindFilled    = "filled"    // []uint64: of each request, the tokens that were there
+	kindFill      = "fill"      // []request: reserve and fill blocks; the answer is kindFilled
+	kindFilled    = "filled"    // []uint64: for each request, the tokens that were present
 	kindRun       = "run"       // orders: hand over; the answer is kindEnded
 	kindProgress  = "progress"  // at any time: work goes on
-	kindPoised    = "poised"    // before kindEnded: a rank may be killed now
+	kindHalfway   = "halfway"   // before kindEnded: half of a push is done, kill the victim now
 	kindEnded     = "ended"     // []outcome
-	kindCheck     = "check"     // compare; the answer is kindChecked: bytes that have come
+	kindCheck     = "check"     // compare; the answer is kindChecked: bytes received
 	kindChecked   = "checked"   //
-	kindClose     = "close"     // hear no more; the answer is kindClosed
+	kindClose     = "close"     // close groups and connections; the answer is kindClosed
 	kindClosed    = "closed"    //
 	kindFinish    = "finish"    // the answer is kindResult: result
 	kindResult    = "result"    //
 )
 
-// assignment says which rank a process is.
+// assignment tells a process which rank it is.
 type assignment struct {
 	Plan  plan `json:"plan"`
 	Side  Side `json:"side"`
 	Index int  `json:"index"`
 }
 
-// meeting is how other ranks reach one.
+// meeting is what the other ranks need to connect to a rank and to plan transfers with it.
 type meeting struct {
-	Description []byte `json:"description"`
-	Side        []byte `json:"side"`
+	Description []byte `json:"description"` // of its engine
+	Side        []byte `json:"side"`        // its layout.Side
 }
 
-// meetings are those of all ranks.
+// meetings has the meeting of each rank.
 type meetings struct {
 	Prefill []meeting `json:"prefill"`
 	Decode  []meeting `json:"decode"`
 }
 
-// orders go with kindRun.
+// orders is the body of kindRun.
 type orders struct {
-	From []uint64 `json:"from"` // of each request, the tokens that the decode side has
+	From []uint64 `json:"from"` // for each request, the number of tokens that the decode side has
 	Kill bool     `json:"kill"` // a rank is killed in this round
 }
 
-// outcome is what became of one request on one rank.
+// outcome is the outcome of one request on one rank.
 type outcome struct {
-	Error    string `json:"error"` // empty: it is complete
-	Planned  bool   `json:"planned"`
+	Error    string `json:"error"`    // empty: it is complete
+	Planned  bool   `json:"planned"`  // the plan or its faults can cause the error
 	Damaged  bool   `json:"damaged"`  // digests differ
-	Unproven bool   `json:"unproven"` // bytes may land still
+	Unproven bool   `json:"unproven"` // bytes of it may still arrive
 }
 
-// result is what a rank says at its end.
+// result is the last message of a rank.
 type result struct {
 	Checked uint64   `json:"checked"`
 	Wrong   uint64   `json:"wrong"`
 	First   []string `json:"first"`
 	Watched uint64   `json:"watched"`
 	Reused  uint64   `json:"reused"`
-	Faults  uint64   `json:"faults"` // that rules have made
+	Faults  uint64   `json:"faults"` // faults that were injected
 	Leaked  uint64   `json:"leaked"` // blocks, leases and requests
 	Route   string   `json:"route"`
 
-	// Of a prefill rank.
+	// Of a prefill rank only.
 	RequestMs Quantiles `json:"request_ms"`
 	LayerUs   Quantiles `json:"layer_us"`
 
-	// Of one that streams.
+	// Of a prefill rank that streams only.
 	Bytes       uint64        `json:"bytes"`
 	Transfer    time.Duration `json:"transfer_ns"`
 	Fill        time.Duration `json:"fill_ns"`
@@ -121,12 +121,12 @@ type rank struct {
 
 	flights []*flight // of the round
 	work    sync.WaitGroup
-	said    time.Time // time of the last kindProgress
+	said    time.Time // when it last sent kindProgress
 
 	mu       sync.Mutex
 	requests *figures.Samples
 	layers   *figures.Samples
-	landed   chan time.Duration // layers, of a prefill that streams
+	landed   chan time.Duration // of a prefill that streams: how long each layer took
 	res      result
 }
 
@@ -172,7 +172,7 @@ func Rank(c *proc.Control, open OpenFunc) (err error) {
 // streams reports whether this rank fills each layer while it hands it over.
 func (r *rank) streams() bool { return r.plan.Stream && r.given.Side == PrefillSide }
 
-// prepare makes the memory, and says how others reach this rank.
+// prepare makes the pools, and sends the meeting of this rank.
 func (r *rank) prepare() error {
 	group, poison := &r.plan.Prefill, prefillPoison
 	if r.given.Side == DecodeSide {
@@ -207,7 +207,7 @@ func (r *rank) prepare() error {
 	return r.c.Send(kindMeet, meeting{description, encoded})
 }
 
-// serve does what the parent says until it is told to finish.
+// serve handles the messages of the parent, up to kindFinish.
 func (r *rank) serve() error {
 	for {
 		m, ok := <-r.c.Messages()
@@ -279,8 +279,8 @@ func (r *rank) connect() error {
 	return errors.Join(errs...)
 }
 
-// open makes the plans of the sides that all ranks have sent, one for each data-parallel group of
-// the other side, and hears their messages.
+// open makes a plan from the sides that the ranks have sent, and a member of handoff's group
+// protocol, for each data-parallel group of the other side.
 func (r *rank) open() error {
 	own, others := r.all.Prefill, r.all.Decode
 	if r.given.Side == DecodeSide {
@@ -311,7 +311,7 @@ func (r *rank) open() error {
 	return r.explain()
 }
 
-// sidesIn returns the ranks of one data-parallel group, and where they are in the list.
+// sidesIn returns the sides of one data-parallel group, and their range in the list.
 func sidesIn(list []meeting, dp int) (sides []*layout.Side, at [2]int, err error) {
 	for i, m := range list {
 		s, err := layout.ParseSide(m.Side)
@@ -326,7 +326,7 @@ func sidesIn(list []meeting, dp int) (sides []*layout.Side, at [2]int, err error
 	return sides, at, nil
 }
 
-// openGroup hears the messages of one group.
+// openGroup makes the sender or the receiver of this rank for one group of the other side.
 func (r *rank) openGroup(plan *layout.Plan, peers []*engine.Peer) error {
 	limit := r.plan.patience()
 	cfg := handoff.GroupConfig{Plan: plan, Index: r.side.Rank, Regions: r.pools.regions,
@@ -353,7 +353,7 @@ func (r *rank) openGroup(plan *layout.Plan, peers []*engine.Peer) error {
 	return err
 }
 
-// explain notes which way bytes go between this rank and the first of the other group.
+// explain notes which backend moves bytes between this rank and the first rank of the other group.
 func (r *rank) explain() error {
 	if r.res.Route = routeOf(r.plan.Backend).Only; r.res.Route != "" {
 		return nil
@@ -376,7 +376,7 @@ func (r *rank) explain() error {
 	return nil
 }
 
-// closeGroups hears the others no more, and closes the connections. It may be called again.
+// closeGroups closes the senders, the receivers and the connections. It may be called again.
 func (r *rank) closeGroups() error {
 	var errs []error
 	for _, s := range r.senders {
@@ -394,8 +394,8 @@ func (r *rank) closeGroups() error {
 	return errors.Join(errs...)
 }
 
-// fill takes blocks for the requests of a round, and makes the content that they have before. It
-// returns how many tokens of each are there already.
+// fill reserves blocks for the requests of a round and writes the content that they have before the
+// hand-over. It returns, for each request, how many tokens are present on this rank.
 func (r *rank) fill(round []request) ([]uint64, error) {
 	r.flights = nil
 	from := make([]uint64, len(round))
@@ -416,9 +416,9 @@ func (r *rank) fill(round []request) ([]uint64, error) {
 	return from, nil
 }
 
-// run hands the requests of a round over, all at once. The blocks of those that fail are poisoned
-// once all have ended: what is written to them later shows up. Not before: while a lease is being
-// revoked, shm may put fresh pages under it, and what the program writes in the same pages at that
+// run hands the requests of a round over, all at once. When all have ended, it starts to poison the
+// blocks of the failed ones, so that late writes show. It must not poison earlier: while a lease is
+// being revoked, shm may replace its pages, and what the program writes to these pages at that
 // moment is lost (docs/promises.md).
 func (r *rank) run(o *orders) []outcome {
 	var all sync.WaitGroup
@@ -437,7 +437,7 @@ func (r *rank) run(o *orders) []outcome {
 		})
 	}
 	all.Wait()
-	r.work.Go(r.poison) // while the parent learns of it
+	r.work.Go(r.poison) // while the parent gets the outcomes
 	var list []outcome
 	for _, f := range r.flights {
 		list = append(list, f.outcome)
@@ -445,17 +445,19 @@ func (r *rank) run(o *orders) []outcome {
 	return list
 }
 
-// poison poisons the blocks of the requests of a round that have failed, unless bytes may land in
-// them still. First it looks at what no byte may have gone to: poison hides that.
+// poison poisons the blocks of the failed requests of a round, unless bytes may still arrive in
+// them. Before that it checks the parts that the request must not have written, which the poison
+// hides.
 func (r *rank) poison() {
 	for _, f := range r.flights {
 		if f.tables != nil && f.outcome.Error != "" && !f.outcome.Unproven && !r.streams() {
 			r.pools.checkFailed(f.tables, f.request)
-			r.pools.watch(r.pools.own(f.tables, f.request))
+			r.pools.watchFailed(r.pools.withoutCached(f.tables, f.request))
 		}
 	}
 }
 
+// note records how a request has ended.
 func (o *outcome) note(err error, planned bool) {
 	if err == nil {
 		return
@@ -466,8 +468,8 @@ func (o *outcome) note(err error, planned bool) {
 	o.Unproven = errors.Is(err, engine.ErrUnproven)
 }
 
-// excuses reports whether a request may fail with an error: because a rank is to end it or is
-// killed, or because rules can bring it about.
+// excuses reports whether the plan can cause an error of a request: a rank aborts it or is killed,
+// or an injected fault causes it.
 func (p *plan) excuses(q *request, kill bool, err error) bool {
 	var list []error
 	if q.Abort != nil {
@@ -487,8 +489,9 @@ func (p *plan) excuses(q *request, kill bool, err error) bool {
 	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })
 }
 
-// push sends this rank's part of a request. poised has it tell the parent half-way.
-func (r *rank) push(f *flight, poised bool) error {
+// push sends this rank's part of a request. With reportHalf it sends kindHalfway after half of the
+// layers.
+func (r *rank) push(f *flight, reportHalf bool) error {
 	began, busy := time.Now(), r.res.Fill+r.base.time()
 	for len(r.landed) > 0 { // of an attempt that ended meanwhile
 		<-r.landed
@@ -499,8 +502,8 @@ func (r *rank) push(f *flight, poised bool) error {
 	}
 	layers := layersOn(r.side, allRegions)
 	for i, l := range layers {
-		if poised && i == len(layers)/2 {
-			_ = r.c.Send(kindPoised, nil) // the end of the pipe ends the context
+		if reportHalf && i == len(layers)/2 {
+			_ = r.c.Send(kindHalfway, nil) // the end of the pipe ends the context
 		}
 		ends := f.isEndedBy(PrefillSide, r.given.Index, i)
 		if r.streams() {
@@ -536,9 +539,9 @@ func (r *rank) push(f *flight, poised bool) error {
 	return nil
 }
 
-// stream fills a layer and hands it over. It copies the same bytes by memcpy, too: before in odd
-// layers, behind in even ones. Its memory is for the layer after the next one once it has landed,
-// which wait is for; Abort proves the same.
+// stream fills a layer and hands it over. It also copies the same bytes by memcpy, as the baseline:
+// before the hand-over in odd layers, after it in even ones. With wait it returns when the layer
+// has arrived, since the layer after the next one gets the same memory. An Abort proves that, too.
 func (r *rank) stream(p *handoff.GroupPush, f *flight, layer int, wait bool) error {
 	began := time.Now()
 	r.pools.fill(f.tables, f.request, layer, false)
@@ -568,7 +571,7 @@ func (r *rank) stream(p *handoff.GroupPush, f *flight, layer int, wait bool) err
 	return nil
 }
 
-// progress has the parent know that the rank moves on, at a limited rate.
+// progress tells the parent that this rank makes progress, at most ten times a second.
 func (r *rank) progress() {
 	if time.Since(r.said) > 100*time.Millisecond {
 		r.said = time.Now()
@@ -586,7 +589,7 @@ func (r *rank) onLayer(l handoff.LayerReport) {
 	}
 }
 
-// isEndedBy reports whether that is the rank and the layer after which to end the request.
+// isEndedBy reports whether the plan wants this rank to abort the request after this layer.
 func (q *request) isEndedBy(s Side, rank, layer int) bool {
 	return q.Abort != nil && *q.Abort == abort{s, rank, layer}
 }
@@ -608,8 +611,8 @@ func (r *rank) fetch(f *flight) error {
 	return q.Err()
 }
 
-// check compares what has come, or was sent, gives the blocks of the round back, and returns how
-// many bytes have come.
+// check compares the blocks of the round with what they have to contain, poisons and frees them,
+// and returns how many bytes of them were received.
 func (r *rank) check() uint64 {
 	r.work.Wait()
 	before := r.pools.landed
@@ -618,21 +621,21 @@ func (r *rank) check() uint64 {
 		case f.tables == nil, r.streams():
 		case f.outcome.Unproven: // its blocks must not be used again
 		case f.outcome.Error != "": // they are poisoned
-			r.pools.release(r.pools.own(f.tables, f.request), true)
+			r.pools.release(r.pools.withoutCached(f.tables, f.request), true)
 		default:
 			r.pools.check(f.tables, f.request)
-			rest := r.pools.own(f.tables, f.request)
+			rest := r.pools.withoutCached(f.tables, f.request)
 			if r.plan.Stream {
-				rest = r.pools.keep(rest, f.request)
+				rest = r.pools.addToPrefixCache(rest, f.request)
 			}
-			r.pools.wipe(rest)
+			r.pools.poisonBlocks(rest)
 			r.pools.release(rest, false)
 		}
 	}
 	return r.pools.landed - before
 }
 
-// finish looks for what is left. Precondition: no rank sends anything any more.
+// finish counts what has leaked. Precondition: no rank sends any more.
 func (r *rank) finish() {
 	if !r.streams() {
 		r.res.Leaked = uint64(r.pools.leaked())

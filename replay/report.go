@@ -73,7 +73,7 @@ type Report struct {
 	Faults          uint64   `json:"faults"`            // that rules have brought about
 	Killed          string   `json:"killed"`            // the rank; empty: none
 	SlowestEndMs    float64  `json:"slowest_end_ms"`
-	Unexpected      []string `json:"unexpected"` // why requests failed, where nothing was to make them
+	Unexpected      []string `json:"unexpected"` // failures that the plan cannot cause
 	Seconds         Times    `json:"seconds"`
 
 	stream bool

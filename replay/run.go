@@ -12,17 +12,17 @@ import (
 	"github.com/sluicehq/sluice/internal/proc"
 )
 
-// supervisor leads all ranks, step by step: each step begins when all have done the last.
+// supervisor leads all ranks step by step: a step begins when all ranks have done the one before.
 type supervisor struct {
 	processes
 	options  *Options
 	plan     *plan
 	meetings meetings
-	killed   time.Time // when a rank was
+	killed   time.Time // when it killed a rank
 	report   *Report
 }
 
-// Run replays. When it returns, all processes are gone.
+// Run replays a trace. When it returns, all processes have ended.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	plan, err := o.plan()
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *supervisor) sideOf(i int) (Side, int) {
 	return PrefillSide, i
 }
 
-// supervise has the ranks meet, hands the rounds over, and adds their results up.
+// supervise makes the ranks connect, runs the rounds, and adds up the results.
 func (s *supervisor) supervise(ctx context.Context) error {
 	began := time.Now()
 	list := make([]meeting, len(s.children))
@@ -110,7 +110,7 @@ func (s *supervisor) supervise(ctx context.Context) error {
 	})
 }
 
-// connect has all ranks connect, and then hear each other.
+// connect makes all ranks connect, and then open their groups.
 func (s *supervisor) connect(ctx context.Context) error {
 	if err := s.all(ctx, kindPeers, s.meetings, kindConnected, nil); err != nil {
 		return err
@@ -118,11 +118,11 @@ func (s *supervisor) connect(ctx context.Context) error {
 	return s.all(ctx, kindOpen, nil, kindReady, nil)
 }
 
-// triesMax is how often a request is handed over when faults were asked for.
+// triesMax is how many times a request is handed over at most if there are faults.
 const triesMax = 30
 
-// round hands the requests of a round over. With faults those that failed are handed over again,
-// over connections of their own: the others may be dead, or known as dead on one side only.
+// round hands the requests of a round over. With faults it hands the failed ones over again, over
+// new connections: an old one may be dead, maybe with only one side knowing it.
 func (s *supervisor) round(ctx context.Context, n int) error {
 	round := s.plan.rounds[n]
 	for try := uint64(0); len(round) > 0; try++ {
@@ -146,7 +146,7 @@ func (s *supervisor) round(ctx context.Context, n int) error {
 	return nil
 }
 
-// attempt hands some requests over, and returns those that are to be handed over again.
+// attempt hands some requests over, and returns those that have to be handed over again.
 func (s *supervisor) attempt(ctx context.Context, round []request, kill, mayRetry bool) (
 	again []request, err error) {
 	o := orders{From: make([]uint64, len(round)), Kill: kill}
@@ -194,13 +194,13 @@ func (s *supervisor) attempt(ctx context.Context, round []request, kill, mayRetr
 	return s.report.round(round, kill, mayRetry, outcomes, bytes, took), nil
 }
 
-// onMessage handles what ranks send that is no answer. It kills the rank that was chosen for it,
-// once another one says that it may be done.
+// onMessage handles the messages of ranks that answer nothing. On kindHalfway it kills the victim
+// of the plan.
 func (s *supervisor) onMessage(from *child, m *proc.Message) error {
 	switch {
 	case m.Kind == kindProgress:
 		return nil
-	case m.Kind != kindPoised || s.plan.Victim == nil:
+	case m.Kind != kindHalfway || s.plan.Victim == nil:
 		return fmt.Errorf("%s process sent %q", from.Name, m.Kind)
 	}
 	i := s.plan.Victim.Rank

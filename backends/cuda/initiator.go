@@ -146,7 +146,7 @@ func (j *job) release() {
 		v := &j.pairs[i]
 		v.local.block.leave()
 		v.remote.m.block.leave()
-		v.local.own.leave()
+		v.local.localGrant.leave()
 		v.remote.leave()
 	}
 	if j.shared >= 0 {
@@ -218,18 +218,18 @@ func (j *job) enter(op driver.Op, localKey, remoteKey uint32) error {
 	case local.dev == nil && r.m.dev == nil:
 		return fmt.Errorf("from dram to dram: another backend does that: %w",
 			driver.ErrNotSupported)
-	case !local.own.enter():
+	case !local.localGrant.enter():
 		return fmt.Errorf("local key %d: %w", localKey, driver.ErrBounds)
 	case !r.enter():
-		local.own.leave()
+		local.localGrant.leave()
 		return j.p.refused(remoteKey, r)
 	case !local.block.enter(): // renew is replacing the memory
-		local.own.leave()
+		local.localGrant.leave()
 		r.leave()
 		return driver.ErrFull
 	case !r.m.block.enter():
 		local.block.leave()
-		local.own.leave()
+		local.localGrant.leave()
 		r.leave()
 		return driver.ErrFull
 	}

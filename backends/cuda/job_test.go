@@ -71,12 +71,12 @@ func TestRevokeBeforeStart(t *testing.T) {
 	b, _, d := r.large()
 	j, pieces := r.parked(b)
 	d.m.end() // what Revoke does before it waits
-	require.False(t, d.m.theirs.quiet())
+	require.False(t, d.m.remoteGrant.quiet())
 	before := libcuda.Get("copies")
 	require.ErrorIs(t, j.start(pieces), driver.ErrRevoked)
 	j.undo()
 	require.Equal(t, before, libcuda.Get("copies"))
-	require.True(t, d.m.theirs.quiet())
+	require.True(t, d.m.remoteGrant.quiet())
 }
 
 // TestStreamWaitBesideRefused has a stream wait while Submit is about to give up a batch for which

@@ -110,7 +110,7 @@ func (b *Backend) connectFar(ctx context.Context, addr []byte) (_ *peer, err err
 			_ = conn.Close() // listen ends by it
 		}
 	})
-	if err := b.admit(b.peers, p); err != nil {
+	if err := b.addPeer(b.peers, p); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
@@ -255,7 +255,7 @@ func (p *peer) importFar(token []byte) (key uint32, size uint64, err error) {
 		p.entry.RLock()
 		defer p.entry.RUnlock()
 		if err = driver.ErrClosed; !p.closed { // else end unmaps everything
-			key, err = p.keep(r)
+			key, err = p.addImport(r)
 		}
 	}) {
 		return 0, 0, driver.ErrClosed

@@ -15,16 +15,16 @@ import (
 
 // memory is one registration.
 type memory struct {
-	b      *Backend
-	key    uint32
-	epoch  uint64 // the generation of the key
-	seg    driver.Segment
-	base   uint64   // address, of the host or of the device
-	dev    *device  // nil: host memory
-	pin    *pin     // of host memory
-	at     []uint64 // device addresses of pinned host memory, one for each of the backend's devices
-	own    grant    // for batches of this backend that use it as local memory
-	theirs grant    // for batches that use it by a token
+	b           *Backend
+	key         uint32
+	epoch       uint64 // the generation of the key
+	seg         driver.Segment
+	base        uint64   // address, of the host or of the device
+	dev         *device  // nil: host memory
+	pin         *pin     // of host memory
+	at          []uint64 // addresses of pinned host memory on each device of the backend
+	localGrant  grant    // for batches of this backend that use it as local memory
+	remoteGrant grant    // for batches of peers of this process, which use it by a token
 	// block is the allocation of AllocDevice that other processes may map; nil: they may not.
 	block *ownBlock
 
@@ -119,7 +119,7 @@ func (m *memory) Key() uint32 { return m.key }
 
 // AppendToken implements driver.Memory.
 func (m *memory) AppendToken(dst []byte) ([]byte, error) {
-	if m.theirs.ended.Load() {
+	if m.remoteGrant.ended.Load() {
 		return dst, driver.ErrClosed
 	}
 	t := session.Token{Secret: m.seg.Secret, Key: m.key, Epoch: m.epoch, Size: m.seg.Len}
@@ -129,7 +129,7 @@ func (m *memory) AppendToken(dst []byte) ([]byte, error) {
 // checkToken returns nil if the token gives access to the memory, else the reason.
 func (m *memory) checkToken(t *session.Token) error {
 	switch {
-	case m == nil, t.Epoch < m.epoch, m.theirs.ended.Load():
+	case m == nil, t.Epoch < m.epoch, m.remoteGrant.ended.Load():
 		return driver.ErrRevoked
 	case subtle.ConstantTimeCompare(m.seg.Secret[:], t.Secret[:]) == 0,
 		m.seg.Len != t.Size, t.Epoch > m.epoch:
@@ -173,8 +173,8 @@ func (m *memory) Revoke(ctx context.Context) error {
 // end refuses new batches, cancels the queued copies of running ones, and marks the exports to
 // other processes as revoked (step over of spec/cuda_processes.pml).
 func (m *memory) end() {
-	m.theirs.end()
-	m.own.end()
+	m.remoteGrant.end()
+	m.localGrant.end()
 	m.b.cancelSenders(func(j *job) bool { return j.names(m) }, &driver.ErrRevoked)
 	for _, g := range m.b.clients() {
 		g.endExports(m.isExportedAs)

@@ -345,11 +345,11 @@ func (g *client) open(token []byte) (h head, fd int, err error) {
 	if err != nil {
 		return h, -1, err
 	}
-	// Revoke sets theirs.ended, and renew sets moving, before they look at the slots. Here the slot
-	// is taken first and the flags are read afterwards. So either they see this slot, or this sees
-	// their flag.
+	// Revoke sets remoteGrant.ended, and renew sets moving, before they look at the slots. Here the
+	// slot is taken first and the flags are read afterwards. So either they see this slot, or this
+	// sees their flag.
 	switch {
-	case m.theirs.ended.Load():
+	case m.remoteGrant.ended.Load():
 		err = driver.ErrRevoked
 	case m.block.moving.Load():
 		err = fmt.Errorf("a revoke against a frozen process replaces the memory now, try again: %w",

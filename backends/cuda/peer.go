@@ -12,11 +12,17 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
+// peer implements driver.Peer for a backend of this process (to) or of another one (far).
+//
+// Most of the difference is in its imports. An import of memory of this process uses the memory's
+// remoteGrant, which Revoke ends directly. An import of memory of another process has a mapping
+// and a slot of shared memory, by which the owner revokes it (farMemory in link.go).
 type peer struct {
 	driver.PeerBase
-	from, to *Backend // to is nil if far is not
-	far      *link    // the connection to another process; nil: the peer is in this process
-	lost     chan struct{}
+	from     *Backend
+	to       *Backend      // the backend of this process; nil: the peer is in another process
+	far      *link         // the connection to another process; nil: the peer is in this process
+	lost     chan struct{} // closed by lose
 	loseOnce sync.Once
 
 	entry  sync.RWMutex // held for reading while Submit runs, so that Close can wait for it
@@ -28,13 +34,15 @@ type peer struct {
 	imports session.Imports[remote]
 }
 
-// remote is an import.
+// remote is an import: memory of the peer that batches may use while grant has not ended.
 type remote struct {
 	m     *memory
 	grant *grant
 	far   *farMemory // nil: the memory belongs to this process
 }
 
+// enter counts a batch that uses the import (grant.enter). It returns false if the import has
+// ended.
 func (r *remote) enter() bool {
 	if r.grant.enter() {
 		return true
@@ -51,12 +59,14 @@ func (r *remote) revoked() bool {
 	return r.grant.ended.Load()
 }
 
+// leave says that a batch has ended. The last batch of a dropped import releases its mapping.
 func (r *remote) leave() {
 	r.grant.leave()
 	r.far.releaseIfUnused(r.grant)
 }
 
-// Connect implements driver.Backend.
+// Connect implements driver.Backend. It finds a backend of this process in the registry, and dials
+// one of another process.
 func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -75,17 +85,19 @@ func (b *Backend) Connect(ctx context.Context, addr []byte) (driver.Peer, error)
 		return p, nil
 	}
 	p := &peer{from: b, to: to, lost: make(chan struct{})}
-	if err := b.admit(b.peers, p); err != nil {
+	if err := b.addPeer(b.peers, p); err != nil {
 		return nil, err
 	}
-	if err := to.admit(to.senders, p); err != nil {
+	if err := to.addPeer(to.senders, p); err != nil {
 		_ = p.Close()
 		return nil, fmt.Errorf("connect with cuda: %w", driver.ErrPeerLost)
 	}
 	return p, nil
 }
 
-func (b *Backend) admit(set map[*peer]struct{}, p *peer) error {
+// addPeer adds p to b.peers or b.senders, unless b is closed. Close of b closes the peers in peers,
+// and marks those in senders as lost.
+func (b *Backend) addPeer(set map[*peer]struct{}, p *peer) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
@@ -95,7 +107,7 @@ func (b *Backend) admit(set map[*peer]struct{}, p *peer) error {
 	return nil
 }
 
-// sources returns the backends of this process that are connected to this one.
+// sources returns the backends of this process that have a peer whose batches use memory of b.
 func (b *Backend) sources() (list []*Backend) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,12 +144,12 @@ func (p *peer) Import(token []byte) (uint32, uint64, error) {
 	if err := m.checkToken(&t); err != nil {
 		return 0, 0, err
 	}
-	key, err := p.keep(&remote{m: m, grant: &m.theirs})
+	key, err := p.addImport(&remote{m: m, grant: &m.remoteGrant})
 	return key, t.Size, err
 }
 
-// keep gives an import a key, or forgets the import if no key is free.
-func (p *peer) keep(r *remote) (key uint32, err error) {
+// addImport gives an import a key, or forgets the import if no key is free.
+func (p *peer) addImport(r *remote) (key uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if key, err = p.imports.Add(r); err != nil {

@@ -87,7 +87,7 @@ func (m *memory) untilQuiet(stop func() error) error {
 		for _, from := range senders {
 			from.help()
 		}
-		return m.theirs.quiet() && m.own.quiet()
+		return m.remoteGrant.quiet() && m.localGrant.quiet()
 	}, stop); err != nil {
 		return err
 	}

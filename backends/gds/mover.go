@@ -84,7 +84,7 @@ func (m *mover) Put(r *files.Request) {
 		c.Base, c.Offset = b.at, at.At-b.at
 	}
 	switch {
-	case r.Kind == files.Write && !r.Past:
+	case r.Kind == files.Write && !r.Direct:
 		c.Kind, c.Len = cufile.Edge, min(at.Len, cufile.EdgeMax)
 	case r.Kind == files.Write:
 		c.Kind = cufile.Write

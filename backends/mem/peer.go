@@ -121,7 +121,7 @@ func (p *peer) lose() {
 		delete(p.to.senders, p.sender.Conn)
 		p.to.mu.Unlock()
 		if known {
-			p.to.box.Lost(p.sender.Conn)
+			p.to.box.DeliverLoss(p.sender.Conn)
 		}
 	})
 }

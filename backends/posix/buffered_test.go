@@ -34,11 +34,11 @@ func TestBufferedSegment(t *testing.T) {
 
 		past := 0
 		sabotage(r, func(l *files.Landing) {
-			if l.R.Past {
+			if l.R.Direct {
 				past++
 			}
 		})
-		direct := m.(*files.Memory).File.MayPast()
+		direct := m.(*files.Memory).File.CanDirect()
 		for i, way := range [][2]uint32{{buffered, plain}, {plain, buffered}} {
 			want := bytes.Repeat([]byte{byte(i + 1), 7, 9}, size)[:size]
 			copy(r.mem, want)

@@ -97,7 +97,7 @@ func TestRelaunchKeepsKindsApart(t *testing.T) {
 		r := newRig(t, cfg, fileSegment(f, part*parts), part*parts)
 		refused := 0
 		s := sabotage(r, func(l *files.Landing) {
-			if l.R.Kind == files.Write && l.R.Past && refused == 0 {
+			if l.R.Kind == files.Write && l.R.Direct && refused == 0 {
 				l.Err, refused = syscall.EINVAL, 1
 			}
 		})

@@ -81,7 +81,7 @@ func explain(choice string, cfg *Config, remote *files.Memory) string {
 	if remote == nil {
 		return text
 	}
-	if f := remote.File; f.MayPast() {
+	if f := remote.File; f.CanDirect() {
 		text += fmt.Sprintf("; past the page cache in blocks of %d bytes", f.Block)
 	} else {
 		text += "; through the page cache: " + f.Why

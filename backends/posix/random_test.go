@@ -39,9 +39,9 @@ func testRandomBatches(t *testing.T, cfg Config, seed uint64) {
 	f := newFile(t, t.TempDir(), size)
 	r := newRig(t, cfg, fileSegment(f, size), size)
 	inFile, inMemory := make([]byte, size), make([]byte, size)
-	past := r.file.MayPast()
+	past := r.file.CanDirect()
 	defer func() { // no request has been refused for its alignment
-		require.Equal(t, past, r.file.MayPast(), r.file.Why)
+		require.Equal(t, past, r.file.CanDirect(), r.file.Why)
 	}()
 	for round := range 14 {
 		op := []driver.Op{driver.Read, driver.Write}[round%2]

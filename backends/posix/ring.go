@@ -159,13 +159,13 @@ func (g *ring) Put(r *files.Request) {
 	}
 	f := r.File.Own.(*ringFile)
 	at := f.fixed
-	if r.Past {
+	if r.Direct {
 		at = f.fixedDirect
 	}
 	if at >= 0 {
 		e.fd, e.flags = at, flagFixedFile
 	}
-	if !r.Past && r.N > inlineMax {
+	if !r.Direct && r.N > inlineMax {
 		e.flags |= flagAsync // a kernel worker thread copies, not the submitting one
 	}
 	e.off = r.Off + r.Done

@@ -64,7 +64,7 @@ func TestALockOutlastsTheProcess(t *testing.T) {
 			require.NoError(t, unix.Flock(int(at.Fd()), unix.LOCK_EX|unix.LOCK_NB))
 			require.NoError(t, unix.Flock(theirs, unix.LOCK_EX|unix.LOCK_NB), "another one")
 			require.GreaterOrEqual(t, place, int32(0))
-			require.Equal(t, !buffered, r.file.MayPast())
+			require.Equal(t, !buffered, r.file.CanDirect())
 		}
 	}
 }
@@ -79,7 +79,7 @@ func TestWithoutAPlaceForIt(t *testing.T) {
 	m, err := r.b.Register(fileSegment(other, size))
 	require.NoError(t, err)
 	file := m.(*files.Memory).File
-	require.False(t, file.MayPast())
+	require.False(t, file.CanDirect())
 	require.Contains(t, file.Why, "raise RLIMIT_NOFILE")
 	require.NoError(t, m.Revoke(t.Context()))
 	direct, err := os.OpenFile(other.Name(), os.O_RDWR|unix.O_DIRECT, 0)

@@ -28,7 +28,7 @@ type saboteur struct {
 }
 
 func kind(r *files.Request) int {
-	if r.Past {
+	if r.Direct {
 		return direct
 	}
 	return cached

@@ -19,14 +19,14 @@ import (
 type pool struct {
 	core    *files.Core
 	cfg     *Config
-	choice  string // for Choice and Explain
+	choice  string // "8 threads (why not io_uring)", for Choice and Explain
 	work    chan *files.Request
 	threads sync.WaitGroup
-	armed   atomic.Bool
+	armed   atomic.Bool // Arm was called: the program sleeps until the next Wake
 
 	count  atomic.Int32    // len(landed), for Pending, which does not lock
 	mu     sync.Mutex      // guards landed; taken after Core.Mu
-	landed []files.Landing // finished, not yet reaped
+	landed []files.Landing // results of finished requests that Reap has not returned yet
 }
 
 func openPool(core *files.Core, cfg *Config, why string) *pool {

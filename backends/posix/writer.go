@@ -34,7 +34,7 @@ func (g *ring) newWriter() *writer {
 
 // writerFile returns the file of r if the file's writer must do r, and nil if io_uring must.
 func writerFile(r *files.Request) *ringFile {
-	if r.Kind == files.Write && !r.Past && r.N <= inlineMax {
+	if r.Kind == files.Write && !r.Direct && r.N <= inlineMax {
 		if f := r.File.Own.(*ringFile); f.hasWriter {
 			return f
 		}

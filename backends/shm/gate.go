@@ -17,36 +17,36 @@ import (
 
 // writeGate lets the owner stop late writes into foreign memory.
 //
-// The owner maps one writable page, the gate, and tells its place in the key table. A writer starts
-// every process_vm_writev with one byte for that page. The kernel copies the segments in order and
-// stops at the first address that is not writable. When the owner makes the gate unwritable, a
-// writer that was stopped before its call therefore writes nothing when it resumes, whatever it had
-// looked at before. A writer that is inside the call is not stopped: see shutGate.
+// The owner maps one writable page, the gate, and puts its address in the key table. A writer
+// starts every process_vm_writev with one byte for that page. The kernel copies the segments in
+// order and stops at the first address that is not writable. When the owner shuts the gate, by
+// mprotect, a writer that was stopped before its call therefore writes nothing when it resumes,
+// whatever it has checked before. A writer that is inside the call is not stopped: see shutGate.
 //
-// The place of a gate is random, and no child has the page after a fork: a process that got the
-// owner's number after its end has nothing there, so a late write ends at once there, too. The
-// place of a gate that was shut stays empty until all writers that may be about to pass it have
-// left: something else mapped there would open it again.
+// The address of a gate is random, and a fork does not inherit the page. So if the owner dies and
+// another process gets its PID, that process has nothing at the address, and a late write to it
+// ends at once. The address of a gate that was shut stays reserved until all writers that may still
+// use it have left: other memory mapped there would open the gate again.
 //
-// A gate is given up only for a writer that stays silent, and once for each such write.
+// The owner shuts a gate only because of a silent writer, and once for each such write.
 type writeGate struct {
 	mu   sync.Mutex
-	page uintptr   // 0: none
-	old  []oldGate // those before it
-	over bool      // shut for good
+	page uintptr   // the present gate; 0: none
+	old  []oldGate // earlier gates whose address is still reserved
+	over bool      // close was called
 }
 
-// oldGate is a page whose address the key table does not have any more.
+// oldGate is a gate that is not in the key table any more.
 type oldGate struct {
 	page    uintptr
-	shut    bool           // mprotect has succeeded: no write passes any more
-	writers []announcement // that may have taken it
+	shut    bool           // mprotect has succeeded: no write passes
+	writers []announcement // writers that may have read its address
 }
 
-// renew tells peers of a new gate, and shuts the one of before, if any. A writer that was
-// past that by then is in the middle of its call. After an error some older gate may be open;
-// then no later renew tells of a new one before it has shut that. writers lists those that may
-// have taken a gate by the time of its call.
+// renew puts a new gate in the key table, and shuts the one before, if there is one. A writer that
+// has passed the old gate is then inside its call. After an error an old gate may be open: each
+// later renew then tries to shut it first. writers returns the writers that may have read the
+// address of a gate by now.
 func (g *writeGate) renew(t *table, writers func() []announcement) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -56,7 +56,7 @@ func (g *writeGate) renew(t *table, writers func() []announcement) error {
 	if err := g.shutOld(); err != nil {
 		return err
 	}
-	if err := g.giveBack(); err != nil {
+	if err := g.unmapUnused(); err != nil {
 		return err
 	}
 	page, err := mapGate()
@@ -68,7 +68,7 @@ func (g *writeGate) renew(t *table, writers func() []announcement) error {
 	return g.shutOld()
 }
 
-// close shuts the gate for good. After an error a gate is open.
+// close shuts the gate for good. After an error a gate may be open.
 func (g *writeGate) close(t *table, writers func() []announcement) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,7 +78,7 @@ func (g *writeGate) close(t *table, writers func() []announcement) error {
 	return g.shutOld()
 }
 
-// retire puts a page in place of the present one, which is still open.
+// retire makes page the present gate, and the present gate an old one, which is still open.
 func (g *writeGate) retire(page uintptr, writers func() []announcement) {
 	if g.page != 0 {
 		g.old = append(g.old, oldGate{page: g.page, writers: writers()})
@@ -86,7 +86,7 @@ func (g *writeGate) retire(page uintptr, writers func() []announcement) {
 	g.page = page
 }
 
-// shutOld takes away each old page that is open, and keeps its place.
+// shutOld makes each old gate that is open inaccessible, and keeps its address reserved.
 func (g *writeGate) shutOld() error {
 	var errs []error
 	for i := range g.old {
@@ -100,15 +100,15 @@ func (g *writeGate) shutOld() error {
 	return errors.Join(errs...)
 }
 
-// giveBack unmaps the old pages whose writers have left.
-func (g *writeGate) giveBack() error {
+// unmapUnused unmaps the old gates whose writers have left.
+func (g *writeGate) unmapUnused() error {
 	return g.unmap(func(o *oldGate) bool {
 		o.writers = slices.DeleteFunc(o.writers, func(a announcement) bool { return !a.stands() })
 		return o.shut && len(o.writers) == 0
 	})
 }
 
-// release gives all places back, when no peer can be about to write any more.
+// release unmaps all gates. Precondition: no peer can write any more.
 func (g *writeGate) release() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -116,7 +116,7 @@ func (g *writeGate) release() error {
 	return g.unmap(func(*oldGate) bool { return true })
 }
 
-// unmap gives back the places of the old pages that are chosen.
+// unmap unmaps the old gates for which chosen returns true.
 func (g *writeGate) unmap(chosen func(*oldGate) bool) error {
 	var errs []error
 	g.old = slices.DeleteFunc(g.old, func(o oldGate) bool {
@@ -130,8 +130,8 @@ func (g *writeGate) unmap(chosen func(*oldGate) bool) error {
 	return errors.Join(errs...)
 }
 
-// mapGate makes a page at a place that is drawn within 46 bits, where programs of 64-bit
-// machines rarely have anything. The kernel takes another one where that cannot be had.
+// mapGate maps a page at a random address of 46 bits, where programs of 64-bit machines rarely have
+// anything. The kernel chooses another address if that one is in use.
 func mapGate() (uintptr, error) {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -147,7 +147,7 @@ func mapGate() (uintptr, error) {
 	return page, nil
 }
 
-// pageCall makes a system call about one page that Go knows nothing of.
+// pageCall makes a system call for one page that the Go runtime does not manage.
 func pageCall(name string, trap, page, arg uintptr) error {
 	if _, _, errno := unix.Syscall(trap, page, pageBytes, arg); errno != 0 {
 		return os.NewSyscallError(name, errno)

@@ -25,16 +25,16 @@ const (
 	revokeSleepMax = time.Millisecond
 )
 
-// Revoke implements driver.Memory. It ends the epoch, so that no copy begins any more, and waits
-// until none is announced. A peer that is in the memory for longer than Config.Grace is frozen, and
-// is shut out. A copy of this backend's own goroutines has no pages but ours, and is always
-// awaited: the goroutine is not frozen, or we were, too.
+// Revoke implements driver.Memory. It ends the epoch, so that no new copy begins, and waits until
+// no copy is announced. A peer that is still announced after Config.Grace is frozen: shutOut makes
+// its writes harmless. Revoke always waits for copies of this backend's own goroutines, which have
+// no other pages: they cannot be frozen while Revoke runs.
 func (m *memory) Revoke(ctx context.Context) error {
 	b := m.b
 	b.revokes.RLock() // the table and the peers' pages stay
 	defer b.revokes.RUnlock()
 
-	// The epoch ends. A peer that announces a copy from now on finds that, and copies nothing.
+	// End the epoch. A peer that announces a copy from now on sees that, and copies nothing.
 	m.endEpoch()
 	if err := m.revokeLock.Lock(ctx); err != nil {
 		return fmt.Errorf("revoke memory: another call looks for the proof: %w", err)
@@ -44,7 +44,7 @@ func (m *memory) Revoke(ctx context.Context) error {
 		return m.closeErr
 	}
 
-	// The copies that were announced before end. A peer that stays is shut out.
+	// Wait for the copies that were announced before. Shut out a peer that stays for too long.
 	inside := func(a *announcement) bool { return a.key() == m.key && !a.harmless }
 	grace, pause := b.cfg.Grace, revokeSleep
 	for i := 0; ; i++ {
@@ -73,12 +73,12 @@ func (m *memory) Revoke(ctx context.Context) error {
 		pause = min(2*pause, revokeSleepMax)
 	}
 
-	// The key is free, in the next epoch.
+	// Free the key. Its next memory has the next epoch.
 	m.freeKey()
 	return nil
 }
 
-// endEpoch has all tokens refused from now on.
+// endEpoch ends the epoch of the key, so that all tokens are refused from now on.
 func (m *memory) endEpoch() {
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
@@ -88,7 +88,8 @@ func (m *memory) endEpoch() {
 	}
 }
 
-// freeKey gives back the key and what else the memory has. Preconditions: m.revokeLock is held.
+// freeKey frees the key, and releases the arena and the caller's memory. Precondition: m.revokeLock
+// is held.
 func (m *memory) freeKey() {
 	m.gone = true
 	m.b.mu.Lock()
@@ -103,11 +104,10 @@ func (m *memory) freeKey() {
 	}
 }
 
-// rest waits for a while, unless ctx is over.
+// rest waits for a time, or until ctx ends: then it returns an error.
 //
-// What counts against Config.Grace is how long a rest was meant to be, and not the clock: while
-// this process stands still, or a busy machine does not run it, it does not look at peers, and
-// learns nothing about them.
+// Revoke counts the pauses that it asked for against Config.Grace, and not the time by the clock:
+// while this process was stopped, or a busy machine did not run it, it has not looked at peers.
 func (b *Backend) rest(ctx context.Context, pause time.Duration) error {
 	if ctx.Err() == nil {
 		over, timer := clock.After(b.clock, pause)
@@ -126,16 +126,16 @@ type announcement struct {
 	c        *inbound
 	line     int
 	word     uint64
-	harmless bool // a Revoke has seen to it that nothing of it lands any more
-	gated    bool // the gate that the writer may have taken is shut
+	harmless bool // a Revoke has made sure that the copy cannot land in memory in use
+	gated    bool // the gate that the writer may use is shut
 }
 
 func (a *announcement) key() uint32 { return uint32(a.word) - 1 }
 
 func (a *announcement) writes() bool { return a.word&announceWrite != 0 }
 
-// announcements lists those of all peers that stand and that are chosen. ask has it ask the kernel
-// whether a peer that announces something still lives.
+// announcements returns the present announcements of all peers for which chosen returns true. With
+// ask it also asks the kernel whether these peers live, and leaves out those that are dead.
 func (b *Backend) announcements(ask bool, chosen func(*announcement) bool) (list []announcement) {
 	for _, c := range *b.inbound.Load() {
 		list = c.announcements(list, ask, chosen)
@@ -173,28 +173,29 @@ func (c *inbound) announcements(
 	return list
 }
 
-// announcementIn reads the word of a line. Preconditions: c.mu is held, and c.page is mapped.
+// announcementIn returns the word of a line. Preconditions: c.mu is held, and c.page is mapped.
 func (c *inbound) announcementIn(line int) uint64 {
 	return word(c.page, announceAt+uint64(line)*lineBytes).Load()
 }
 
-// stands reports whether the announcement is still there, as far as is known.
+// stands reports whether the copy may still be under way: the peer lives and has not withdrawn the
+// announcement. If this backend can no longer see that, stands returns true.
 func (a *announcement) stands() bool {
 	a.c.mu.Lock()
 	defer a.c.mu.Unlock()
 	switch {
 	case a.c.left:
 		return false
-	case a.c.page == nil: // the backend has ended: what peers still do is not known
+	case a.c.page == nil: // the backend is closed and sees no announcements any more
 		return true
 	}
 	return a.c.announcementIn(a.line) == a.word && !a.c.pid.Dead()
 }
 
-// shutOut makes what silent peers still do harmless, and remembers their announcements, so that
-// the next Revoke does not wait for them again. Under shared memory it puts fresh pages: what such
-// a peer still writes lands in pages that nothing uses. Before foreign memory it shuts the gate.
-// Nothing of a reader can land here, so for readers alone it does nothing.
+// shutOut makes the copies of silent peers harmless, and remembers their announcements, so that the
+// next Revoke does not wait for them again. It gives shared memory fresh pages: late writes then
+// land in pages that nothing uses. For foreign memory it shuts the gate. If all silent peers are
+// readers it does neither, since a reader writes nothing here.
 func (b *Backend) shutOut(ctx context.Context, m *memory, silent []announcement) error {
 	writers := slices.DeleteFunc(slices.Clone(silent), func(a announcement) bool {
 		return !a.writes()
@@ -218,23 +219,24 @@ func (b *Backend) shutOut(ctx context.Context, m *memory, silent []announcement)
 	return nil
 }
 
-// freshMax is how many ranges one Revoke puts fresh pages under: each cuts the mapping of the arena
-// in more pieces, of which there is a limited number for all memory in it.
+// freshMax bounds the ranges to which one Revoke gives fresh pages. Each range cuts the mapping of
+// the arena into more pieces, whose number is limited for all memory in the arena.
 const freshMax = 1000
 
-// While pages move, peers cannot map the arena, and what they copy meanwhile they copy again. So
-// Revoke moves so many bytes, or so many ranges, at a time, and then leaves the peers as much time
-// as it has taken.
+// While pages are replaced, peers cannot map the arena, and have to repeat the copies that they
+// make meanwhile. So Revoke replaces at most so many bytes or ranges at a time, and then pauses for
+// as long as that took.
 const (
 	freshBytes  = 16 << 20
 	freshRanges = 64
 )
 
-// freshPages puts fresh pages under all that peers may write: what writers still write lands in old
-// pages. What the program writes in the same pages at that moment would be lost: that is its own
-// affair with a lease of one range, and not done with ranges that others may lie between.
+// freshPages replaces the pages of all ranges that peers may write to. Late writes then land in the
+// old pages. So do writes of the program to other bytes of these pages while they are replaced,
+// which are lost. The program must avoid that if the memory is one range; if it is several ranges,
+// with other memory between them, writable refuses ranges that share pages with it.
 //
-// Where ctx ends in between, the next call goes on. Preconditions: m.revokeLock is held.
+// If ctx ends, the next call continues from there. Precondition: m.revokeLock is held.
 func (b *Backend) freshPages(ctx context.Context, m *memory) error {
 	ranges, err := m.writable()
 	if err != nil {
@@ -252,7 +254,7 @@ func (b *Backend) freshPages(ctx context.Context, m *memory) error {
 	}
 }
 
-// writable lists the ranges that can have fresh pages.
+// writable returns the ranges that peers may write to, or an error if they cannot have fresh pages.
 func (m *memory) writable() (driver.Ranges, error) {
 	if m.only == nil {
 		return driver.Ranges{{Len: uint64(len(m.bytes))}}, nil
@@ -266,7 +268,7 @@ func (m *memory) writable() (driver.Ranges, error) {
 		PageBytes() uint64
 		Bytes() []byte
 	}); ok {
-		page, end = s.PageBytes(), uint64(len(s.Bytes())) // the rest of its last page is nothing's
+		page, end = s.PageBytes(), uint64(len(s.Bytes())) // the rest of the last page is unused
 	}
 	for _, r := range m.only {
 		from, to := m.off+r.Off, m.off+r.Off+r.Len
@@ -278,7 +280,7 @@ func (m *memory) writable() (driver.Ranges, error) {
 	return m.only, nil
 }
 
-// renewSome moves some pages, and reports whether there are more.
+// renewSome replaces the pages of some ranges, and reports whether there are more.
 func (m *memory) renewSome(ctx context.Context, ranges driver.Ranges) (more bool, err error) {
 	var moved, n uint64
 	for _, r := range ranges {
@@ -303,16 +305,17 @@ func (m *memory) renewSome(ctx context.Context, ranges driver.Ranges) (more bool
 	return false, nil
 }
 
-// shutGate keeps silent writers out of foreign memory. With the gate shut none of them
-// begins a copy any more. One that was past it is in the middle of process_vm_writev,
-// which nothing ends early, and which ends by itself: that is awaited, by the announcement
-// or, of a process that stands still, by the threads that it has. A copy that is held up
-// within the call (its source may lie on a disk that does not answer) is waited for until ctx is
-// over, and so is a writer of another PID namespace, of whose threads nothing
-// can be seen.
+// shutGate keeps silent writers out of foreign memory. With the gate shut no writer can begin a
+// copy. A writer that has passed the gate is inside process_vm_writev. Nothing can end that call
+// early, but it ends by itself, so shutGate waits: until the announcement is gone or, for a stopped
+// process, until /proc shows that none of its threads is inside the call.
+//
+// Two kinds of writer can make it wait until ctx ends: one whose call does not end, because its
+// source is on a disk that does not answer, and one of another PID namespace, whose threads this
+// process cannot see.
 func (b *Backend) shutGate(ctx context.Context, writers []announcement) error {
-	// A program that revokes again and again takes one place for a writer that stands still, and
-	// not one each time.
+	// A stopped writer that an earlier Revoke has gated needs no other gate: the old gate's address
+	// stays in use because of it, and a program that revokes often must not use up addresses.
 	if slices.ContainsFunc(writers, func(a announcement) bool { return !a.gated }) {
 		if err := b.gate.renew(&b.table, b.passers); err != nil {
 			return err
@@ -341,15 +344,15 @@ func (b *Backend) shutGate(ctx context.Context, writers []announcement) error {
 	return nil
 }
 
-// passers lists the writers that may be about to pass the gate of now: not those for which an
-// earlier one was shut.
+// passers returns the writers that may pass the present gate: all but those for which an earlier
+// gate was shut.
 func (b *Backend) passers() []announcement {
 	return b.announcements(true, func(a *announcement) bool { return a.writes() && !a.gated })
 }
 
-// oldWriters reports, when it is called later, whether the writers have left that may have pages
-// of a generation that has just ended. Those that Revoke has made harmless have other pages: of
-// the range that they write to, older ones.
+// oldWriters returns a function that reports whether all writers are gone that may have mapped
+// pages of the generation that has just ended. A harmless writer is not one of them: in the range
+// to which it writes it has pages of an earlier generation.
 func (b *Backend) oldWriters() (over func() bool) {
 	writers := b.announcements(true, func(a *announcement) bool {
 		return a.writes() && !a.harmless

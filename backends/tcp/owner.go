@@ -30,14 +30,14 @@ type inbound struct {
 	conns      []*conn     // nil: has not joined yet
 	reads      []readQueue // by connection
 	ready      bool        // the peer has said that all connections have joined
-	halted     bool        // nothing lands, and no message is delivered, any more
-	ended      bool        // as halted, and the connections are closed
-	forgotten  bool        // the Backend has forgotten it, but for places
+	halted     bool        // no more bytes land, and no more messages are delivered
+	ended      bool        // end was called: the connections are closed
+	forgotten  bool        // the Backend has removed it; it may still have places
 	notifs     notifications
-	places     int // of Config.PeersMax that it takes, until the program has received all messages
-	creditOwed int // messages that were received, and the peer not told of it
+	places     int // that it uses of Config.PeersMax, until the program has received all messages
+	creditOwed int // messages that the program has received and the peer has no credit for yet
 
-	answerMax          int  // bytes of an answer that the peer takes
+	answerMax          int  // bytes of the longest answer that the peer accepts
 	answerRoom         int  // answers for which the peer has room
 	answerWaitsForRoom bool // an Answer has returned ErrFull for lack of room
 }
@@ -53,9 +53,9 @@ func newInbound(b *Backend, n int) *inbound {
 	}
 }
 
-// addConn adds a connection that joins. The caller welcomes it and starts to read it only then, so
-// that frames of the others find the control connection. It reports false if it comes too late, or
-// its index is taken.
+// addConn adds a connection that joins. The caller sends the welcome and starts to read the
+// connection only afterwards: a frame of any connection can then rely on the control connection. It
+// returns false if the inbound has ended, or has a connection of this index.
 func (g *inbound) addConn(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -111,8 +111,8 @@ func (g *inbound) broken(c *conn, err error) {
 	g.joinTimer.Reset(g.b.cfg.Handshake)
 }
 
-// halt lets nothing more land of this peer, delivers no more messages of it, and then tells it so
-// by the control connection, which goes on.
+// halt ends all connections of the peer but the control connection. When no more bytes land and no
+// more messages are delivered, it tells the peer so over that (kindStopped).
 func (g *inbound) halt() {
 	g.mu.Lock()
 	g.halted = true
@@ -129,8 +129,8 @@ func (g *inbound) halt() {
 	}
 }
 
-// expire ends an inbound of which connections have not joined after Config.Handshake, or that has
-// halted that long ago, so that it takes no place of Config.PeersMax.
+// expire ends an inbound whose connections have not all joined within Config.Handshake, or that was
+// halted that long ago. It would otherwise use a place of Config.PeersMax for ever.
 func (g *inbound) expire() {
 	g.mu.Lock()
 	whole := g.ready && !g.halted && !slices.Contains(g.conns, nil)
@@ -206,7 +206,7 @@ func (g *inbound) onControl(c *conn, h *header, body []byte) error {
 	return nil
 }
 
-// onImport answers with what the token opens.
+// onImport answers with the ticket and the size of the memory that the token names.
 func (g *inbound) onImport(c *conn, h *header, secret []byte) error {
 	if len(secret) != 16 {
 		return errMisplaced
@@ -357,18 +357,18 @@ func (g *inbound) putNext(c *conn) bool {
 	return true
 }
 
-// payloadSent implements side: the acknowledgement follows the bytes, and says whether they are
-// good.
+// payloadSent implements side: after the bytes of a Read comes the acknowledgement, with the status
+// of those bytes.
 func (g *inbound) payloadSent(c *conn) {
 	c.out.putHead(&header{kind: kindAck, id: c.out.payload.id, status: uint8(c.out.payload.status),
 		stamp: g.b.clock.Now()})
 }
 
-// readQueue has the frames of Reads that came over one connection and are not answered yet.
+// readQueue has the frames of Reads that have come over one connection and are not answered yet.
 // inbound.mu guards it.
 type readQueue struct {
 	frames      []byte
-	from        int  // where the first frame begins
+	from        int  // index in frames of the first byte that is queued
 	readerWaits bool // the reading goroutine waits for room
 }
 

@@ -4,8 +4,9 @@
 
 package tcp
 
-// prefetch has the processor fetch the lines of b, which is not empty, into its cache. It waits for
-// none of them, and reads nothing that a program could tell.
+// prefetch asks the processor to load the cache lines of b into its cache, and does not wait for
+// them. It is a hint: it has no other effect, and memory that is unmapped causes no fault. b must
+// not be empty.
 //
 //go:noescape
 func prefetch(b []byte)

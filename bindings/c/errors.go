@@ -16,10 +16,10 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// errArgument is a call that makes no sense, whatever the state of things.
+// errArgument is the class of errors for calls with an invalid argument.
 var errArgument = errors.New("argument")
 
-// argument says which.
+// argument returns an errArgument with a text.
 func argument(format string, args ...any) error {
 	return &argumentError{fmt.Sprintf(format, args...)}
 }
@@ -29,7 +29,8 @@ type argumentError struct{ text string }
 func (e *argumentError) Error() string        { return e.text }
 func (e *argumentError) Is(target error) bool { return target == errArgument }
 
-// codes are in the order in which they are looked for: an error may be several.
+// codes maps errors to codes. The first one that an error matches counts: an error may match
+// several.
 var codes = []struct {
 	err  error
 	code C.int
@@ -71,7 +72,7 @@ func codeOf(err error) C.int {
 	return C.SLUICE_ERR_SYSTEM
 }
 
-// answer is how an exported function returns err: its code, and its text in f.
+// answer returns the code of err, which exported functions return, and writes its text to f.
 func answer(f *C.struct_slgo_fault, err error) C.int {
 	if err == nil {
 		return C.SLUICE_OK

@@ -13,8 +13,9 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// A handle is kind, generation and index. The generation makes the handle of something
-// that is gone differ from that of what has its place now, for 2^36 uses of a place.
+// A handle consists of a kind, a generation and an index, from the high bits to the low ones. The
+// index is that of a slot in the table of the kind. The generation counts the uses of the slot, so
+// that a handle that was dropped does not become valid again before 2^36 further uses.
 const (
 	indexBits      = 20
 	generationBits = 36
@@ -42,15 +43,15 @@ const (
 var kindNames = [...]string{"", "an engine", "a memory", "a region", "a peer", "a remote",
 	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache"}
 
-// table turns handles of one kind into what they name. Looking up takes two loads and no
-// lock; places that are given back are used again, the oldest first.
+// table finds the objects of one kind by their handles. get takes two atomic loads and no lock.
+// Free slots are used again, the one that has been free for the longest time first.
 type table[T any] struct {
 	kind   kind
 	chunks [chunksMax]atomic.Pointer[chunk[T]]
 
 	mu   sync.Mutex // guards what follows
-	used int        // places that were ever taken
-	free []int
+	used int        // slots that were ever used
+	free []int      // indices of free slots, in the order in which they became free
 }
 
 type chunk[T any] [chunkSlots]slot[T]
@@ -65,7 +66,7 @@ type entry[T any] struct {
 	value  *T
 }
 
-// staleError is what an unknown handle is answered with.
+// staleError says that a handle names no object of the wanted kind.
 type staleError struct {
 	want   kind
 	handle uint64
@@ -89,7 +90,7 @@ func (e *staleError) Error() string {
 	return fmt.Sprintf("the %s was closed, or its engine was", name)
 }
 
-// get returns what h names.
+// get returns the object that h names, or a *staleError.
 func (t *table[T]) get(h uint64) (*T, error) {
 	index := h & (1<<indexBits - 1)
 	if c := t.chunks[index/chunkSlots].Load(); c != nil {
@@ -100,7 +101,7 @@ func (t *table[T]) get(h uint64) (*T, error) {
 	return nil, &staleError{want: t.kind, handle: h}
 }
 
-// put gives a handle to v.
+// put adds an object and returns its handle. engine.ErrFull: the table has no free slot.
 func (t *table[T]) put(v *T) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,7 +126,7 @@ func (t *table[T]) put(v *T) (uint64, error) {
 	return h, nil
 }
 
-// drop makes h stale, and reports whether it was in use.
+// drop removes the object of h, after which get refuses h. It returns false if h names no object.
 func (t *table[T]) drop(h uint64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -143,13 +144,14 @@ func (t *table[T]) drop(h uint64) bool {
 	return true
 }
 
-// dropAll makes stale what the function says, and returns it.
-func (t *table[T]) dropAll(which func(*T) bool) (dropped []*T) {
+// dropAll removes and returns all objects for which match returns true. It calls match under the
+// table's lock.
+func (t *table[T]) dropAll(match func(*T) bool) (dropped []*T) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for index := range t.used {
 		s := &t.chunks[index/chunkSlots].Load()[index%chunkSlots]
-		if e := s.entry.Load(); e != nil && which(e.value) {
+		if e := s.entry.Load(); e != nil && match(e.value) {
 			s.entry.Store(nil)
 			t.free = append(t.free, index)
 			dropped = append(dropped, e.value)

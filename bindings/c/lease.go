@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// lease is permission that was given.
+// lease is the object of a lease handle.
 type lease struct {
 	of *openEngine
 	l  *engine.Lease
@@ -65,7 +65,7 @@ func slgoLeaseEnded(h C.uint64_t, ended *C.int, f *C.struct_slgo_fault) C.int {
 	return C.SLUICE_OK
 }
 
-// isClosed is 1 for a channel that is.
+// isClosed returns 1 if the channel is closed.
 func isClosed(c <-chan struct{}) C.int {
 	select {
 	case <-c:

@@ -12,7 +12,7 @@ import (
 
 // Calls for many at once: a call from Python costs more than most of what is done here for one.
 
-// register makes one region, and gives it a handle.
+// register registers one region and returns its handle.
 func (e *openEngine) register(name *C.char, s *C.struct_sluice_segment) (uint64, error) {
 	r := &region{of: e}
 	seg, err := r.segment(s)

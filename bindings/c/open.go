@@ -17,7 +17,7 @@ import (
 	"github.com/sluicehq/sluice/identity"
 )
 
-// openEngine is an engine and what belongs to it here.
+// openEngine is the object of an engine handle.
 type openEngine struct {
 	*engine.Engine
 	handle uint64
@@ -94,7 +94,7 @@ func configOf(c *C.struct_sluice_config) (engine.Config, error) {
 	}, nil
 }
 
-// identityOf reads the certificates; nil: none are named.
+// identityOf reads the certificates that the config names. It returns nil if it names none.
 func identityOf(c *C.struct_sluice_config) (*identity.Identity, error) {
 	if c.cert_file == nil && c.key_file == nil && c.ca_file == nil {
 		return nil, nil
@@ -106,7 +106,7 @@ func identityOf(c *C.struct_sluice_config) (*identity.Identity, error) {
 		C.GoString(c.ca_file))
 }
 
-// openBackends opens those that the config names, or none.
+// openBackends opens the backends that the config names. It opens none on an error.
 func openBackends(c *C.struct_sluice_config) ([]driver.Backend, error) {
 	named, err := inPlace[C.struct_sluice_backend](c.backends, uint64(c.backends_count),
 		"sluice_config.backends")
@@ -147,7 +147,7 @@ func closeAll(list []driver.Backend) error {
 	return errors.Join(errs...)
 }
 
-// adopt gives a handle to something of an engine's that is not closing.
+// adopt returns a handle for an object of an engine, unless the engine is closing.
 func adopt[T any](e *openEngine, t *table[T], v *T) (uint64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -177,7 +177,8 @@ func slgoExit() {
 	closing.Wait()
 }
 
-// close ends the engine and makes stale what is of it. A second caller waits, too.
+// close closes the engine and drops the handles of all its objects. A second caller waits for the
+// end, too.
 func (e *openEngine) close() error {
 	e.mu.Lock()
 	first := !e.over
@@ -202,7 +203,7 @@ func (e *openEngine) close() error {
 	return errors.Join(err, e.ended.close(), e.inbox.close())
 }
 
-// The words of sluice_stats.
+// statsJSON is the JSON of sluice_stats.
 type statsJSON struct {
 	Posted        int         `json:"posted"`
 	Regions       int         `json:"regions"`

@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// peer is another engine, connected.
+// peer is the object of a peer handle: a connected engine.
 type peer struct {
 	of *openEngine
 	p  *engine.Peer
@@ -22,13 +22,14 @@ type peer struct {
 	known map[*engine.Remote]uint64 // handles
 }
 
-// remote is a region of a peer's, or a part that was leased to us.
+// remote is the object of a remote handle: a region of a peer, or a range that the peer has leased
+// to this engine.
 type remote struct {
 	of *peer
 	m  *engine.Remote
 }
 
-// peerHandle returns the one handle that a peer has.
+// peerHandle returns the handle of a peer. A peer has only one.
 func (e *openEngine) peerHandle(p *engine.Peer) (uint64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -45,8 +46,8 @@ func (e *openEngine) peerHandle(p *engine.Peer) (uint64, error) {
 	return h, err
 }
 
-// senderHandle names the sender of a message: 0 for a peer that is over and that the program
-// does not know, or no more.
+// senderHandle returns the handle of a message's sender. It is 0 for a lost peer for which the
+// program has no handle, or has none any more.
 func (e *openEngine) senderHandle(p *engine.Peer) uint64 {
 	e.mu.Lock()
 	h, known := e.known[p]
@@ -63,7 +64,8 @@ func (e *openEngine) senderHandle(p *engine.Peer) uint64 {
 	return h
 }
 
-// connected is how the functions that make a peer return.
+// connected is the end of the functions that make a peer: it writes the peer's handle to out, or
+// closes the peer on an error.
 func (e *openEngine) connected(p *engine.Peer, err error, out *C.uint64_t,
 	f *C.struct_slgo_fault) C.int {
 	if err != nil {
@@ -78,7 +80,7 @@ func (e *openEngine) connected(p *engine.Peer, err error, out *C.uint64_t,
 	return C.SLUICE_OK
 }
 
-// within is a context for a call that is not hot.
+// within returns a context with a timeout. It allocates, so it is not for frequent calls.
 func within(timeout C.int64_t) (context.Context, context.CancelFunc) {
 	if timeout < 0 {
 		return context.Background(), func() {}
@@ -89,7 +91,8 @@ func within(timeout C.int64_t) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), time.Duration(timeout))
 }
 
-// past is over: a program that polls makes none for each call.
+// past is a context that has ended, for a timeout of 0: a program that polls allocates no context
+// for each call.
 var past = func() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 0)
 	cancel()
@@ -203,7 +206,7 @@ func slgoPeerClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return answer(f, err)
 }
 
-// forget makes the handles of a peer stale that is closed.
+// forget drops the handles of a closed peer and of its remotes.
 func (p *peer) forget(h uint64) {
 	p.of.mu.Lock()
 	delete(p.of.known, p.p)
@@ -237,7 +240,7 @@ func slgoRemoteImport(h C.uint64_t, token *C.uint8_t, length C.size_t, out *C.ui
 	return p.found(m, err, out, f)
 }
 
-// found gives a remote its one handle.
+// found writes the handle of a remote to out. A remote has only one.
 func (p *peer) found(m *engine.Remote, err error, out *C.uint64_t, f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)

@@ -131,23 +131,23 @@ func noAllocations(t *testing.T, backend string) {
 
 // TestLimit is used again only if it has not come.
 func TestLimit(t *testing.T) {
-	for len(limits) > 0 { // What earlier tests gave back would come first.
-		<-limits
+	for len(freeDeadlines) > 0 { // What earlier tests gave back would come first.
+		<-freeDeadlines
 	}
-	l := borrowLimit(time.Hour)
+	l := acquireDeadline(time.Hour)
 	if l.Err() != nil {
 		t.Error("over at once")
 	}
-	l.putBack()
-	if again := borrowLimit(time.Millisecond); again != l {
+	l.release()
+	if again := acquireDeadline(time.Millisecond); again != l {
 		t.Fatal("a limit that had not come was not used again")
 	}
 	<-l.Done()
-	if l.Err() != errOver {
+	if l.Err() != errWaitOver {
 		t.Errorf("a limit that has come says %v", l.Err())
 	}
-	l.putBack()
-	if next := borrowLimit(time.Hour); next == l || next.Err() != nil {
+	l.release()
+	if next := acquireDeadline(time.Hour); next == l || next.Err() != nil {
 		t.Error("used a limit again that had come")
 	}
 }

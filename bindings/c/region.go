@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// memory is what sluice_alloc gave. It belongs to no engine.
+// memory is the object of a handle of sluice_alloc. It belongs to no engine.
 type memory struct {
 	m *engine.Memory
 
@@ -22,7 +22,7 @@ type memory struct {
 	closed bool
 }
 
-// region is a registered range.
+// region is the object of a region handle: registered memory.
 type region struct {
 	of   *openEngine
 	r    *engine.Region
@@ -82,7 +82,8 @@ func (m *memory) close() error {
 	return m.m.Close()
 }
 
-// use returns a part of it for a region, which calls unuse.
+// use returns a range of the memory for a region, and counts the region. The region calls unuse at
+// its end.
 func (m *memory) use(off, n uint64) (driver.Segment, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -121,7 +122,7 @@ func slgoRegister(h C.uint64_t, name *C.char, s *C.struct_sluice_segment, out *C
 	return C.SLUICE_OK
 }
 
-// segment is what the engine registers.
+// segment returns the memory that a region registers.
 func (r *region) segment(s *C.struct_sluice_segment) (seg driver.Segment, err error) {
 	if s.flags&^(C.SLUICE_READ_ONLY|C.SLUICE_PRIVATE|C.SLUICE_DMABUF|C.SLUICE_EXTENDS|
 		C.SLUICE_BUFFERED) != 0 {
@@ -162,7 +163,7 @@ func slgoRegionClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return answer(f, closeRegion(uint64(h)))
 }
 
-// release gives the memory back, once, whatever closes the region.
+// release ends the use of a memory of sluice_alloc, once, no matter what has closed the region.
 func (r *region) release() {
 	r.once.Do(func() {
 		if r.mem != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// listener exchanges descriptions with peers that dial.
+// listener is the object of a listener handle. It exchanges descriptions with peers that dial.
 type listener struct {
 	of    *openEngine
 	stop  context.CancelFunc
 	ended chan struct{}
 }
 
-// checkNetwork keeps to what sluice.h lists.
+// checkNetwork returns an error for a network that sluice.h does not list.
 func checkNetwork(network string) error {
 	if network != "unix" && network != "tcp" {
 		return argument("network %q: there are unix and tcp", network)
@@ -28,7 +28,8 @@ func checkNetwork(network string) error {
 	return nil
 }
 
-// allowed says at once what Serve would not say to the caller.
+// allowed returns an error if the engine cannot serve on a network. Engine.Serve itself
+// would report that only later, and not to the caller.
 func (e *openEngine) allowed(network string) error {
 	if network == "unix" || e.speaks {
 		return nil
@@ -91,8 +92,8 @@ func slgoListenerClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return C.SLUICE_OK
 }
 
-// welcome holds a peer that came through Serve until the program accepts it. One that is
-// lost before, or that the engine closes, was never the program's.
+// welcome waits until the program accepts a peer that came through Serve. If the peer is lost or
+// the engine closes before, it closes the peer and drops its handle.
 func (e *openEngine) welcome(p *engine.Peer) {
 	select {
 	case e.accepts <- p:
@@ -112,8 +113,8 @@ func (e *openEngine) welcome(p *engine.Peer) {
 	}
 }
 
-// after is a channel that receives when the time is over: nil, which never does, for
-// SLUICE_FOREVER.
+// after returns a channel that receives when the time is over. For SLUICE_FOREVER the channel is
+// nil and never does.
 func after(timeout C.int64_t) (over <-chan time.Time, stop func()) {
 	if timeout < 0 {
 		return nil, func() {}

@@ -15,7 +15,8 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// transfer is one of the engine's, with what keeps two threads from changing it at once.
+// transfer is the object of a transfer handle. Only one thread at a time may change or post it: see
+// hold.
 type transfer struct {
 	of     *openEngine
 	t      *engine.Transfer
@@ -30,8 +31,8 @@ type transfer struct {
 var errHeld = fmt.Errorf("another thread changes or posts this transfer just now: %w",
 	engine.ErrBusy)
 
-// hold looks a transfer up for a call that one thread at a time may make. The caller
-// calls release afterwards.
+// hold finds a transfer for a call that only one thread at a time may make. The caller calls
+// release at the end. It returns errHeld if another thread holds the transfer.
 func hold(h C.uint64_t) (*transfer, error) {
 	t, err := transfers.get(uint64(h))
 	if err != nil {
@@ -71,7 +72,7 @@ func slgoTransferNew(h C.uint64_t, op C.uint32_t, route *C.struct_sluice_route, 
 	return C.SLUICE_OK
 }
 
-// pair looks up both ends of what is added.
+// pair finds the region and the remote of a copy that is added.
 func pair(local, other C.uint64_t) (*region, *remote, error) {
 	r, err := regions.get(uint64(local))
 	if err != nil {
@@ -139,7 +140,8 @@ func slgoTransferAddPages(h, local, other C.uint64_t, p *C.struct_sluice_pages,
 	return answer(f, t.t.AddPages(r.r, m.m, pages))
 }
 
-// indices is a list that the program keeps until the transfer is reset; NULL is nil.
+// indices returns an index list, whose memory the program keeps until the transfer is reset. NULL
+// is nil.
 func indices(p *C.uint32_t, count int) ([]uint32, error) {
 	if p == nil {
 		return nil, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-var errIdle = fmt.Errorf("the transfer was not posted: %w", engine.ErrBusy)
+var errNotPosted = fmt.Errorf("the transfer was not posted: %w", engine.ErrBusy)
 
 //export slgoTest
 func slgoTest(h C.uint64_t, f *C.struct_slgo_fault) C.int {
@@ -26,7 +26,7 @@ func slgoTest(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return t.test(f)
 }
 
-// test is SLUICE_PENDING, the outcome, or what is wrong with asking.
+// test returns SLUICE_PENDING, the outcome of a transfer that has ended, or errNotPosted.
 func (t *transfer) test(f *C.struct_slgo_fault) C.int {
 	if t.t.Done() {
 		return answer(f, t.t.Err())
@@ -34,10 +34,10 @@ func (t *transfer) test(f *C.struct_slgo_fault) C.int {
 	if t.t.Err() == engine.ErrBusy {
 		return C.SLUICE_PENDING
 	}
-	if t.t.Done() { // just now
+	if t.t.Done() { // it has ended since the first look
 		return answer(f, t.t.Err())
 	}
-	return answer(f, errIdle)
+	return answer(f, errNotPosted)
 }
 
 //export slgoWait
@@ -49,8 +49,9 @@ func slgoWait(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	return t.wait(timeout, f)
 }
 
-// slgoPostAndWait keeps the processor between the two: what runs in C has left it, and then
-// a goroutine of the backend's takes the copy over before the caller asks for it.
+// slgoPostAndWait is one call for a post and a wait, because a small copy is fastest if the waiting
+// thread makes it itself. Between two calls the thread would run C code, and Go would give its
+// processor to a goroutine of the backend, which would begin the copy first.
 //
 //export slgoPostAndWait
 func slgoPostAndWait(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
@@ -73,37 +74,37 @@ func (t *transfer) wait(timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	if timeout < 0 {
 		return answer(f, t.t.Wait(context.Background()))
 	}
-	d := borrowLimit(time.Duration(timeout))
-	err := t.t.Wait(d)
-	d.putBack()
-	if err == errOver {
+	ctx := acquireDeadline(time.Duration(timeout))
+	err := t.t.Wait(ctx)
+	ctx.release()
+	if err == errWaitOver {
 		return C.SLUICE_PENDING
 	}
 	return answer(f, err)
 }
 
-// errOver is the end of a wait, as opposed to that of what is waited for.
-var errOver = errors.New("the time for this wait is over")
+// errWaitOver says that a wait has reached its limit, while the transfer goes on.
+var errWaitOver = errors.New("the time for this wait is over")
 
-// limit is a context that ends after a time and is used again, so that waiting
-// allocates nothing.
-type limit struct {
+// deadlineContext is a context that ends after a time. It is used again, so that waiting allocates
+// nothing.
+type deadlineContext struct {
 	timer *time.Timer
 	done  chan struct{}
 	over  atomic.Bool
 }
 
-// limits are the unused ones. Threads that wait beyond their number make more.
-var limits = make(chan *limit, 64)
+// freeDeadlines are contexts that no wait uses. If there is none, a wait makes another one.
+var freeDeadlines = make(chan *deadlineContext, 64)
 
-func borrowLimit(d time.Duration) *limit {
+func acquireDeadline(d time.Duration) *deadlineContext {
 	select {
-	case l := <-limits:
+	case l := <-freeDeadlines:
 		l.timer.Reset(d)
 		return l
 	default:
 	}
-	l := &limit{done: make(chan struct{})}
+	l := &deadlineContext{done: make(chan struct{})}
 	l.timer = time.AfterFunc(d, func() {
 		l.over.Store(true)
 		close(l.done)
@@ -111,30 +112,30 @@ func borrowLimit(d time.Duration) *limit {
 	return l
 }
 
-// putBack keeps it for the next waiter, unless its time has come.
-func (l *limit) putBack() {
+// release keeps the context for a later wait, unless it has ended.
+func (l *deadlineContext) release() {
 	if !l.timer.Stop() {
 		return
 	}
 	select {
-	case limits <- l:
+	case freeDeadlines <- l:
 	default:
 	}
 }
 
 // Deadline implements context.Context; nothing here asks for it.
-func (l *limit) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (l *deadlineContext) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // Done implements context.Context.
-func (l *limit) Done() <-chan struct{} { return l.done }
+func (l *deadlineContext) Done() <-chan struct{} { return l.done }
 
 // Err implements context.Context.
-func (l *limit) Err() error {
+func (l *deadlineContext) Err() error {
 	if l.over.Load() {
-		return errOver
+		return errWaitOver
 	}
 	return nil
 }
 
 // Value implements context.Context; there are none.
-func (l *limit) Value(any) any { return nil }
+func (l *deadlineContext) Value(any) any { return nil }

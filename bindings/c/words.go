@@ -15,8 +15,12 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// plainText is the text of an error for programs in C and Python, which know neither the names
-// of Go's fields nor its sentinels.
+// plainText returns the text of an error for programs in C and Python. They know neither the names
+// of Go's fields nor its sentinel errors: they get a code beside the text. So plainText
+//
+//   - drops a sentinel at the end of a line, or writes it in plain words (withoutSentinel),
+//   - replaces phrases of Go by those of the C API (goPhrases),
+//   - writes fields of Config as options: Config.RingBytes as ring_bytes (optionNames).
 func plainText(err error) string {
 	lines := strings.Split(err.Error(), "\n")
 	for i, line := range lines {
@@ -26,9 +30,9 @@ func plainText(err error) string {
 	return strings.Join(lines, "\n")
 }
 
-// said are sentinels that repeat what an error's code says: the text that is left where one
-// stands alone.
-var said = []struct {
+// sentinels are the errors that have a code of their own in C. text takes the place of a sentinel
+// where the rest of the line does not say what is wrong.
+var sentinels = []struct {
 	err  error
 	text string
 }{
@@ -46,13 +50,14 @@ var said = []struct {
 	{engine.ErrBadToken, "the token is cut, altered or of another engine"},
 }
 
-// statementWords is how many words a text has at least that says what is wrong, and not only
-// what was tried.
-const statementWords = 4
+// explainsMin is the number of words from which on a text before a sentinel is taken to say what is
+// wrong, and not only what was tried ("open region").
+const explainsMin = 4
 
-// withoutSentinel takes the sentinel off the end of a text that says what is wrong without it.
+// withoutSentinel removes the sentinel at the end of a line of an error's text, if the words before
+// it say what is wrong. Otherwise it writes the sentinel's text in its place.
 func withoutSentinel(err error, line string) string {
-	for _, s := range said {
+	for _, s := range sentinels {
 		if !errors.Is(err, s.err) {
 			continue
 		}
@@ -64,7 +69,7 @@ func withoutSentinel(err error, line string) string {
 			continue
 		}
 		last := rest[strings.LastIndex(rest, ": ")+1:]
-		if !wrappedByOp(err, s.err) && len(strings.Fields(last)) >= statementWords {
+		if !onlyOpWraps(err, s.err) && len(strings.Fields(last)) >= explainsMin {
 			return rest
 		}
 		return rest + ": " + s.text
@@ -72,13 +77,14 @@ func withoutSentinel(err error, line string) string {
 	return line
 }
 
-// wrappedByOp reports whether all that an error says beside its sentinel is the operation.
-func wrappedByOp(err, sentinel error) bool {
+// onlyOpWraps reports whether an OpError wraps the sentinel directly: the text before the sentinel
+// then is the operation alone.
+func onlyOpWraps(err, sentinel error) bool {
 	op, ok := errors.AsType[*engine.OpError](err)
 	return ok && op.Err == sentinel
 }
 
-// goPhrases are those of errors that name what C and Python have under other names.
+// goPhrases replaces phrases of Go's errors for things that have other names in C and Python.
 var goPhrases = strings.NewReplacer(
 	"(neither TLS, Identity nor Plaintext)", "(neither certificate nor plaintext)",
 	"both Identity and Plaintext", "both certificates and plaintext",
@@ -95,8 +101,8 @@ var (
 	fieldNames   = configFields()
 )
 
-// configFields are the names that options of backends, and fields of sluice_config, have here, by
-// those of fields of Go.
+// configFields maps the names of Config fields in Go to those of the C API: options of backends,
+// and fields of sluice_config.
 func configFields() map[string]string {
 	names := byname.Fields()
 	for _, config := range []reflect.Type{reflect.TypeFor[engine.Config](),
@@ -108,8 +114,7 @@ func configFields() map[string]string {
 	return names
 }
 
-// optionNames writes fields of Config as the options that they are here: Config.RingBytes as
-// ring_bytes.
+// optionNames replaces names of Config fields in a text: Config.RingBytes by ring_bytes.
 func optionNames(text string) string {
 	return fieldPattern.ReplaceAllStringFunc(text, func(found string) string {
 		field := strings.TrimPrefix(strings.TrimPrefix(found, "Config."), "config: ")

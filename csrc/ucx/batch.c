@@ -47,8 +47,8 @@ static void end(struct sl_ucx_batch *b)
 	if (n->dropped_imports)
 		sl_ucx_free_dropped_imports(n);
 	if (n->state != SL_UCX_OPEN)
-		pthread_cond_broadcast(&w->news);
-	if (!w->polled)
+		pthread_cond_broadcast(&w->changed);
+	if (!w->caller_polls)
 		sl_ucx_wake_poller(w);
 }
 
@@ -277,9 +277,9 @@ static int64_t submit(struct sl_ucx_conn *n, const struct sl_ucx_batch *spec,
 	}
 	enqueue(n, b);
 	if (n->head == b) {
-		w->polled = 1;
+		w->caller_polls = 1;
 		sl_ucx_send_batches(n, INLINE);
-		w->polled = 0;
+		w->caller_polls = 0;
 	}
 	/*
 	 * A batch that has not ended needs a copy of its pieces: they are to be sent, or answers to
@@ -347,9 +347,9 @@ static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
 	/* Looked up each time: the batch may end while the lock is free. */
 	while ((b = find(n, tag)) != NULL && b->status == 0 && now < until) {
 		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
-		w->polled = 1;
+		w->caller_polls = 1;
 		moved |= sl_ucx_step(w) != 0;
-		w->polled = 0;
+		w->caller_polls = 0;
 		now = sl_ucx_now();
 		if (atomic_load(&w->waiting)) {
 			sl_ucx_unlock(w);

@@ -31,7 +31,7 @@ void sl_ucx_elapse(struct sl_ucx_context *c, uint64_t ns)
 		struct sl_ucx_worker *w = &c->workers[i];
 
 		sl_ucx_tick(w, sl_ucx_now(), 1);
-		pthread_cond_broadcast(&w->news); /* to what waits for a time that has come */
+		pthread_cond_broadcast(&w->changed); /* to what waits for a time that has come */
 		sl_ucx_wake_thread(w);
 		sl_ucx_unlock(w);
 	}

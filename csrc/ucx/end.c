@@ -40,7 +40,7 @@ void sl_ucx_lose(struct sl_ucx_conn *n)
 		reset(n);
 		sl_ucx_put_loss(n);
 	}
-	pthread_cond_broadcast(&n->worker->news);
+	pthread_cond_broadcast(&n->worker->changed);
 }
 
 void sl_ucx_note_proof(struct sl_ucx_conn *n)
@@ -50,7 +50,7 @@ void sl_ucx_note_proof(struct sl_ucx_conn *n)
 		n->loss = sl_ucx_make_loss(); /* the second: now a proof is known */
 		sl_ucx_put_loss(n);
 	}
-	pthread_cond_broadcast(&n->worker->news);
+	pthread_cond_broadcast(&n->worker->changed);
 }
 
 /* From then on the peer asks before it lands what we sent, and an ended end does not answer. */
@@ -122,7 +122,7 @@ static void end(struct sl_ucx_conn *n, int32_t status, int proven)
 	}
 	sl_ucx_forget_held(n);
 	end_batches(n);
-	pthread_cond_broadcast(&n->worker->news);
+	pthread_cond_broadcast(&n->worker->changed);
 }
 
 void sl_ucx_end(struct sl_ucx_conn *n, int32_t status, int proven)

@@ -98,7 +98,7 @@ static int prepare_worker(struct sl_ucx_context *c, uint32_t index)
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-	pthread_cond_init(&w->news, &clock);
+	pthread_cond_init(&w->changed, &clock);
 	pthread_condattr_destroy(&clock);
 	w->ring = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
 	w->batches = calloc(batches, sizeof(*w->batches));
@@ -278,7 +278,7 @@ void sl_ucx_free(struct sl_ucx_context *c)
 
 		if (!w->context)
 			continue;
-		pthread_cond_destroy(&w->news);
+		pthread_cond_destroy(&w->changed);
 		pthread_mutex_destroy(&w->lock);
 		free(w->ring);
 	}

@@ -1,5 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lock of a worker, the thread that steps it, and how others wait. */
+/*
+ * Who steps a worker, and its lock.
+ *
+ * A step (sl_ucx_step) is one call of UCX's progress, which handles what has arrived, and the next
+ * bytes of each connection's batches. Any thread may step a worker under its lock:
+ *
+ *   - the worker's thread (sl_ucx_progress): it steps while there is work, spins for
+ *     config.spin_ns more, and then sleeps until UCX has an event;
+ *   - a caller that polls without pause (sl_ucx_drive): the thread pauses meanwhile;
+ *   - a caller that waits for one batch (sl_ucx_help, batch.c), or for a request of UCX
+ *     (sl_ucx_await).
+ *
+ * The thread also calls sl_ucx_tick in time, which pings silent peers and ends lost ones.
+ */
 #define _GNU_SOURCE
 #include "../spin.h"
 #include "worker.h"
@@ -10,11 +23,11 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Calls of progress under one hold of the lock, while they find something. */
-#define ROUNDS 16
-/* Between two looks at memory whose pages are being moved. */
+/* The most steps of the thread between a lock and its unlock. */
+#define STEPS_MAX 16
+/* How often the thread tries to write to memory whose pages are being replaced, in ms. */
 #define STALLED_MS 1
-/* Looks at a lock that is held before sleeping on it: some ten microseconds. */
+/* Attempts to take the lock before the caller sleeps: some ten microseconds. */
 #define SPINS 1000
 
 void sl_ucx_lock(struct sl_ucx_worker *w)
@@ -22,11 +35,11 @@ void sl_ucx_lock(struct sl_ucx_worker *w)
 	int busy = pthread_mutex_trylock(&w->lock);
 
 	if (!busy) {
-		atomic_fetch_add_explicit(&w->turns, 1, memory_order_relaxed);
+		atomic_fetch_add_explicit(&w->times_locked, 1, memory_order_relaxed);
 		return;
 	}
-	/* The thread lets go after one call of progress. To sleep and be woken would
-	 * take longer than that. */
+	/* The thread sees w->waiting and unlocks after one step, which takes less time than to
+	 * sleep and to be woken. */
 	atomic_fetch_add(&w->waiting, 1);
 	for (int i = 0; i < SPINS && busy; i++) {
 		busy = pthread_mutex_trylock(&w->lock);
@@ -36,9 +49,10 @@ void sl_ucx_lock(struct sl_ucx_worker *w)
 	if (busy)
 		pthread_mutex_lock(&w->lock);
 	atomic_fetch_sub(&w->waiting, 1);
-	atomic_fetch_add_explicit(&w->turns, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&w->times_locked, 1, memory_order_relaxed);
 }
 
+/* Tries SPINS times, then sleeps for 20 us and looks at the deadline, and so on. */
 int sl_ucx_lock_by(struct sl_ucx_worker *w, uint64_t deadline)
 {
 	int busy = pthread_mutex_trylock(&w->lock);
@@ -54,23 +68,24 @@ int sl_ucx_lock_by(struct sl_ucx_worker *w, uint64_t deadline)
 	atomic_fetch_sub(&w->waiting, 1);
 	if (busy)
 		return -ETIMEDOUT;
-	atomic_fetch_add_explicit(&w->turns, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&w->times_locked, 1, memory_order_relaxed);
 	return 0;
 }
 
 /*
- * A mutex is not fair: a thread that lets go of it and comes back at once, for the next piece,
- * finds it free before those that it woke, again and again. So one of them goes first.
+ * A mutex is not fair: a thread that unlocks it and locks it again at once takes it before the
+ * threads that it has woken, again and again. So it waits here until another thread has had the
+ * lock, for SPINS at most.
  */
 void sl_ucx_yield_lock(struct sl_ucx_worker *w)
 {
-	unsigned turn = atomic_load_explicit(&w->turns, memory_order_relaxed);
+	unsigned before = atomic_load_explicit(&w->times_locked, memory_order_relaxed);
 
 	for (int i = 0; i < SPINS && atomic_load(&w->waiting); i++) {
-		if (atomic_load_explicit(&w->turns, memory_order_relaxed) != turn)
+		if (atomic_load_explicit(&w->times_locked, memory_order_relaxed) != before)
 			return;
 		sl_relax();
-		if (i % 16 == 15) /* a waiter may want this core */
+		if (i % 16 == 15) /* the waiting thread may need this core */
 			sched_yield();
 	}
 }
@@ -103,7 +118,7 @@ int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline)
 	struct timespec t = {.tv_sec = (time_t)(at / 1000000000u),
 			     .tv_nsec = (long)(at % 1000000000u)};
 
-	return pthread_cond_timedwait(&w->news, &w->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
+	return pthread_cond_timedwait(&w->changed, &w->lock, &t) == ETIMEDOUT ? -ETIMEDOUT : 0;
 }
 
 int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns)
@@ -138,8 +153,8 @@ int sl_ucx_finish(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns
 	return rc;
 }
 
-/* Sends a quantum of each connection's batches, so that none delays the others. */
-static unsigned move_all(struct sl_ucx_worker *w)
+/* Sends a quantum of each connection's batches, so that no connection delays the others. */
+static unsigned send_quanta(struct sl_ucx_worker *w)
 {
 	unsigned moved = 0;
 
@@ -158,16 +173,18 @@ unsigned sl_ucx_step(struct sl_ucx_worker *w)
 
 	if (w->stalled)
 		sl_ucx_resume(w);
-	return n + (w->batches_live ? move_all(w) : 0);
+	return n + (w->batches_live ? send_quanta(w) : 0);
 }
 
+/* Steps the worker while there is work, no other thread waits for the lock, and at most STEPS_MAX
+ * times. Returns 0 if there was no work. */
 static unsigned run_steps(struct sl_ucx_worker *w)
 {
 	unsigned moved = 0;
 
 	sl_ucx_lock(w);
 	w->pending = 0;
-	for (int i = 0; i < ROUNDS; i++) {
+	for (int i = 0; i < STEPS_MAX; i++) {
 		unsigned n = sl_ucx_step(w);
 
 		moved += n;
@@ -178,14 +195,14 @@ static unsigned run_steps(struct sl_ucx_worker *w)
 	return moved;
 }
 
-/* Sleeps until UCX has an event, the thread is woken, or a tick is due. */
-static void sleep_until_something(struct sl_ucx_worker *w)
+/* Sleeps until UCX has an event, another thread calls sl_ucx_wake_thread, or a tick is due. */
+static void sleep_until_event(struct sl_ucx_worker *w)
 {
 	struct pollfd p = {.fd = w->event_fd, .events = POLLIN};
 	ucs_status_t status;
 	int timeout;
 
-	/* UCX has no event for a batch that was submitted since we looked. */
+	/* UCX has no event for a batch that was submitted since the last step: see pending. */
 	pthread_mutex_lock(&w->lock);
 	status = w->pending ? UCS_ERR_BUSY : sl_ucx.ucp_worker_arm(w->handle);
 	w->asleep = status == UCS_OK;
@@ -195,7 +212,7 @@ static void sleep_until_something(struct sl_ucx_worker *w)
 	if (w->stalled)
 		timeout = STALLED_MS;
 	pthread_mutex_unlock(&w->lock);
-	if (status != UCS_OK) /* something came meanwhile */
+	if (status != UCS_OK) /* there is work */
 		return;
 	while (!atomic_load(&w->context->stop) && poll(&p, 1, timeout) < 0 && errno == EINTR)
 		;
@@ -210,15 +227,16 @@ void sl_ucx_drive(struct sl_ucx_context *c)
 		struct sl_ucx_worker *w = &c->workers[i];
 
 		if (pthread_mutex_trylock(&w->lock))
-			continue; /* not counted as a drive: the thread need not pause */
+			continue; /* its thread may be the holder, and need not pause */
 		atomic_fetch_add_explicit(&w->drives, 1, memory_order_relaxed);
 		if (w->handle && !atomic_load(&c->stop)) {
 			uint64_t ended = w->ring->head;
 
-			w->polled = 1; /* the caller polls next */
+			w->caller_polls = 1;
 			sl_ucx_step(w);
-			w->polled = 0;
-			if (w->ring->head != ended) /* it may poll for messages alone */
+			w->caller_polls = 0;
+			/* The caller may poll for messages only, and another goroutine for ends. */
+			if (w->ring->head != ended)
 				sl_ucx_wake_poller(w);
 		}
 		pthread_mutex_unlock(&w->lock);
@@ -231,8 +249,8 @@ void sl_ucx_undrive(struct sl_ucx_context *c)
 		struct sl_ucx_worker *w = &c->workers[i];
 
 		sl_ucx_lock(w);
-		if (w->handle && (w->asleep || w->standing_back)) {
-			w->asleep = w->standing_back = 0;
+		if (w->handle && (w->asleep || w->paused)) {
+			w->asleep = w->paused = 0;
 			sl_ucx.ucp_worker_signal(w->handle);
 		}
 		sl_ucx_unlock(w);
@@ -244,26 +262,26 @@ void sl_ucx_undrive(struct sl_ucx_context *c)
 #define PAUSE_MAX 200000
 
 /*
- * Pauses the thread while a caller steps the worker. Submit does not end the pause: two cores that
- * take turns at one copy are slower than one.
+ * Pauses the thread while a caller steps the worker. sl_ucx_undrive ends the pause early. A
+ * submission does not: two cores that take turns at one copy are slower than one.
  */
-static void stand_back(struct sl_ucx_worker *w, long ns)
+static void pause_thread(struct sl_ucx_worker *w, long ns)
 {
 	const struct timespec pause = {.tv_nsec = ns};
 	struct pollfd p = {.fd = w->event_fd, .events = POLLIN};
 
 	sl_ucx_lock(w);
-	w->standing_back = 1;
+	w->paused = 1;
 	sl_ucx_unlock(w);
 	(void)ppoll(&p, 1, &pause, NULL);
 	sl_ucx_lock(w);
-	w->standing_back = 0;
+	w->paused = 0;
 	sl_ucx_unlock(w);
 }
 
 /*
- * Pings peers in time, however busy the worker is. If this process was stopped, peers were not
- * silent: their messages have not been read.
+ * Calls sl_ucx_tick every eighth of the grace, however busy the worker is. If this process was
+ * stopped for long, the tick must not judge peers as silent: their messages have not been read yet.
  */
 static void tick(struct sl_ucx_worker *w, uint64_t now)
 {
@@ -272,7 +290,7 @@ static void tick(struct sl_ucx_worker *w, uint64_t now)
 	if (away < grace / 8)
 		return;
 	sl_ucx_lock(w);
-	w->ticked = sl_ucx_now(); /* not before what others have noted under the lock */
+	w->ticked = sl_ucx_now(); /* under the lock, so that no time in a connection is later */
 	sl_ucx_tick(w, w->ticked, away < grace / 2);
 	sl_ucx_unlock(w);
 }
@@ -288,10 +306,10 @@ void *sl_ucx_progress(void *worker)
 		uint32_t drives = atomic_load_explicit(&w->drives, memory_order_relaxed);
 		uint64_t now;
 
-		if (drives != seen) { /* a caller has moved it since we looked, and goes on */
+		if (drives != seen) { /* a caller steps the worker */
 			seen = drives;
 			tick(w, sl_ucx_now());
-			stand_back(w, pause);
+			pause_thread(w, pause);
 			pause = pause < PAUSE_MAX ? pause * 2 : PAUSE_MAX;
 			last = sl_ucx_now();
 			continue;
@@ -306,7 +324,7 @@ void *sl_ucx_progress(void *worker)
 		now = sl_ucx_now();
 		tick(w, now);
 		if (now - last >= w->context->config.spin_ns) {
-			sleep_until_something(w);
+			sleep_until_event(w);
 			last = sl_ucx_now();
 		}
 		sl_ucx_yield_lock(w);

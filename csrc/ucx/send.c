@@ -52,7 +52,7 @@ static void over(struct sl_ucx_message *p, ucs_status_t status)
 	if (status != UCS_OK && p->head.type != SL_UCX_MSG_PING) /* the peer waits for it */
 		sl_ucx_lose(n);
 	if (n->state == SL_UCX_ENDED)
-		pthread_cond_broadcast(&n->worker->news);
+		pthread_cond_broadcast(&n->worker->changed);
 	sl_ucx_free_message(n->worker, p);
 }
 

@@ -164,17 +164,17 @@ struct sl_ucx_worker {
 	pthread_t thread;
 	int has_thread;
 	pthread_mutex_t lock;
-	pthread_cond_t news;  /* a batch ended, a send is over */
-	atomic_uint waiting;  /* threads that wait for the lock: sl_ucx_yield_lock lets them in */
-	atomic_uint turns;    /* how often the lock was taken */
-	atomic_uint drives;   /* calls that stepped the worker in place of the thread */
+	pthread_cond_t changed;	 /* a batch has ended, or UCX has sent a message */
+	atomic_uint waiting;	 /* threads that wait for the lock */
+	atomic_uint times_locked;
+	atomic_uint drives;	 /* times that sl_ucx_drive has stepped the worker */
 	/* the holder of the lock polls afterwards: no need to wake the poller */
-	int polled;
-	int pending; /* work came since the thread last looked, so it does not sleep */
+	int caller_polls;
+	int pending; /* there may be work since the thread's last step: it must not sleep */
 	int asleep;  /* the thread has armed the worker, and sleeps or is about to */
 	int stalled; /* held messages wait for pages that are being replaced: the thread polls */
-	int standing_back; /* the thread pauses, not armed, while a caller steps the worker */
-	uint64_t ticked;
+	int paused; /* the thread pauses, and UCX is not armed, since a caller steps the worker */
+	uint64_t ticked; /* when sl_ucx_tick was last called, ns */
 	struct sl_ucx_conn **conns; /* by the low bits of their id */
 	uint32_t conns_len, conns_live;
 	struct sl_ucx_conn *closing_conns;
@@ -200,22 +200,25 @@ struct sl_ucx_context {
 uint64_t sl_ucx_monotonic(uint64_t at); /* when it is that by CLOCK_MONOTONIC */
 /* progress.c */
 void sl_ucx_lock(struct sl_ucx_worker *w);
-int sl_ucx_lock_by(struct sl_ucx_worker *w, uint64_t deadline); /* -ETIMEDOUT: it is not had */
+/* -ETIMEDOUT: the caller does not have the lock */
+int sl_ucx_lock_by(struct sl_ucx_worker *w, uint64_t deadline);
 void sl_ucx_unlock(struct sl_ucx_worker *w);
-void sl_ucx_yield_lock(struct sl_ucx_worker *w); /* without the lock, before it is taken again */
-void *sl_ucx_progress(void *worker);
+/* Lets a waiting thread lock first. To be called between an unlock and the next lock. */
+void sl_ucx_yield_lock(struct sl_ucx_worker *w);
+void *sl_ucx_progress(void *worker); /* the main function of the worker's thread */
 /* Under the lock, each: */
 void sl_ucx_wake_thread(struct sl_ucx_worker *w);
-void sl_ucx_wake_poller(struct sl_ucx_worker *w); /* the poller, if it is armed */
+void sl_ucx_wake_poller(struct sl_ucx_worker *w); /* writes to wake_fd, if Go has armed it */
 /*
- * Both progress UCX until a request of it is over, letting go of the lock meanwhile, and free the
- * request. -ETIMEDOUT: it is not over; await keeps it then, finish frees it all the same.
+ * Both progress UCX until a request of it is over, and free the request. They release the lock
+ * between two steps. -ETIMEDOUT: the request is not over; await keeps it then, finish frees it all
+ * the same.
  */
 int sl_ucx_finish(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns);
 int sl_ucx_await(struct sl_ucx_worker *w, ucs_status_ptr_t request, uint64_t ns);
 /* One call of UCX's progress, and a quantum of each connection's batches. 0: nothing to do. */
 unsigned sl_ucx_step(struct sl_ucx_worker *w);
-/* Waits for news. -ETIMEDOUT. */
+/* Waits for w->changed. -ETIMEDOUT: the deadline has passed. */
 int sl_ucx_wait(struct sl_ucx_worker *w, uint64_t deadline);
 
 /* memory.c */

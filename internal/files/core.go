@@ -110,10 +110,10 @@ type Core struct {
 	trays    []*tray
 	unsynced []*inode // inodes whose next fdatasync waits for a free request
 	durables int      // durable jobs under way
-	// memory whose Renew a goroutine of mayEnter waits for
-	returning map[driver.Shared]struct{}
-	ended     sync.Cond // signalled at the end of a job
-	waiters   int       // goroutines that wait for ended
+	// memory on whose Renew a goroutine of mayEnter waits
+	renewWaiters map[driver.Shared]struct{}
+	ended        sync.Cond // signalled at the end of a job
+	waiters      int       // goroutines that wait for ended
 }
 
 var errUnknownKey = fmt.Errorf("unknown key: %w", driver.ErrBounds)
@@ -129,7 +129,7 @@ func Open(cfg Config, open func(*Core) (Mover, error)) (Backend, error) {
 	name := cfg.Caps.Name
 	c := &Core{Config: cfg, owner: session.NewOwner(), peers: map[*Peer]struct{}{},
 		files: map[fileKey]*File{}, inodes: map[inodeKey]*inode{},
-		returning: map[driver.Shared]struct{}{}}
+		renewWaiters: map[driver.Shared]struct{}{}}
 	c.addr = append([]byte(name+":"), c.owner[:]...)
 	c.table.Most = cfg.KeysMax
 	c.foreign = fmt.Errorf("%s moves between %s of the initiator and files: %w", name, cfg.Memory,

@@ -350,28 +350,31 @@ func TestRegisterBesideClose(t *testing.T) {
 func TestKindsOfWriteTakeTurns(t *testing.T) {
 	mine, other := &job{}, &job{}
 	for i, c := range []struct {
-		writing, waiting [2]int
-		turn             *job
-		turnTo, kind     int
-		may              bool
-		after            *job // who has the turn
+		writing, waiting  [2]int
+		blocked           *job
+		blockedKind, kind int
+		may               bool
+		after             *job // inode.blocked
 	}{
 		{kind: cached, may: true},
 		{writing: [2]int{cached: 3}, kind: cached, may: true},
 		{writing: [2]int{cached: 3}, kind: direct, after: mine},
 		{writing: [2]int{direct: 1}, kind: cached, after: mine},
-		{writing: [2]int{direct: 1}, turn: other, turnTo: cached, kind: direct, after: other},
-		{writing: [2]int{direct: 1}, turn: other, turnTo: cached, kind: cached, after: other},
-		{turn: other, turnTo: cached, kind: cached, may: true, after: other},
-		{turn: mine, turnTo: cached, kind: cached, may: true},
+		{writing: [2]int{direct: 1}, blocked: other, blockedKind: cached, kind: direct,
+			after: other},
+		{writing: [2]int{direct: 1}, blocked: other, blockedKind: cached, kind: cached,
+			after: other},
+		{blocked: other, blockedKind: cached, kind: cached, may: true, after: other},
+		{blocked: mine, blockedKind: cached, kind: cached, may: true},
 		{writing: [2]int{direct: 1}, waiting: [2]int{cached: 1}, kind: direct},
 		{writing: [2]int{direct: 1}, waiting: [2]int{direct: 1}, kind: direct, may: true},
 		{waiting: [2]int{cached: 1}, kind: cached, may: true},
 	} {
-		n := &inode{writing: c.writing, waiting: c.waiting, turn: c.turn, turnTo: c.turnTo}
+		n := &inode{writing: c.writing, waiting: c.waiting, blocked: c.blocked,
+			blockedKind: c.blockedKind}
 		may := mine.mayWrite(&place{f: &File{inode: n}}, c.kind == direct)
 		require.Equal(t, c.may, may, "case %d", i)
-		require.Same(t, c.after, n.turn, "case %d", i)
+		require.Same(t, c.after, n.blocked, "case %d", i)
 	}
 }
 
@@ -391,7 +394,7 @@ func TestTurnOfAJobThatFails(t *testing.T) {
 	c.Mu.Lock()
 	require.Equal(t, 2, c.queue.n)
 	inode.writing[direct]--
-	inode.turn, inode.turnTo = c.queue.last, direct
+	inode.blocked, inode.blockedKind = c.queue.last, direct
 	c.fail(c.queue.last, syscall.EIO)
 	c.pump()
 	begun := len(r.m.with)

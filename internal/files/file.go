@@ -142,8 +142,8 @@ func (f *File) open(fd int) (err error) {
 	return nil
 }
 
-// MayPast reports whether requests may bypass the page cache.
-func (f *File) MayPast() bool { return f.Block > 0 && !f.refused }
+// CanDirect reports whether requests may bypass the page cache.
+func (f *File) CanDirect() bool { return f.Block > 0 && !f.refused }
 
 // DropDirect stops the use of Direct, and closes it. It must be called before the first request.
 // If Direct duplicates the caller's descriptor, it stays open, since closing could release a lock.
@@ -176,8 +176,10 @@ type inode struct {
 
 	writing [2]int // writes under way; index cached or direct
 	waiting [2]int // writes in Core.again, which wait for those of the other kind to end
-	turn    *job   // the job that waits for the other kind of write to end; nil: none
-	turnTo  int    // the kind of write that turn wants
+	// the job whose next write, of blockedKind, waits until writes of the other kind have ended;
+	// nil: none
+	blocked     *job
+	blockedKind int
 
 	// sync is a descriptor for fdatasync alone. Linux reports lost bytes once for each open file
 	// description, to the first fdatasync on it, so this one must not be shared.

@@ -7,15 +7,16 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// place is the remaining part of an item at a job's cursor, in memory and in its file.
+// place is what remains of an item behind a cursor: n bytes in memory and in the file.
 type place struct {
 	local *Memory
 	f     *File
-	at    uint64 // address
-	off   uint64 // in the file
+	at    uint64 // address in memory
+	off   uint64 // offset in the file
 	n     uint64 // bytes
 }
 
+// place returns the rest of the item at a cursor.
 func (j *job) place(c cursor) place {
 	i := &j.items[c.item]
 	v := &j.views[i.view]
@@ -23,10 +24,11 @@ func (j *job) place(c cursor) place {
 		v.remote.off + i.remote + c.off, i.n - c.off}
 }
 
-// whole returns the part of a place that can bypass the page cache: n bytes, in whole blocks, after
-// the first skip bytes. If that is only part of the place, it must have at least SplitMin bytes.
-func (c *Core) whole(j *job, p *place) (skip, n uint64) {
-	if !p.f.MayPast() {
+// directPart returns the part of a place that can bypass the page cache: n bytes, in whole blocks,
+// after the first skip bytes. If no part can, n is 0 and skip is all of the place. A part that is
+// not the whole place is worth a request of its own only if it has at least SplitMin bytes.
+func (c *Core) directPart(j *job, p *place) (skip, n uint64) {
+	if !p.f.CanDirect() {
 		return p.n, 0
 	}
 	if c.AnyReads && j.op == driver.Read {
@@ -45,17 +47,21 @@ func (c *Core) whole(j *job, p *place) (skip, n uint64) {
 }
 
 // cut makes the next request of a job, hands it to the Mover, and moves the job's cursor past it.
+// It returns false if the job must wait for other requests to end.
+//
 // There are three kinds of request: (1) consecutive whole blocks of a file, directly from or to the
 // program's memory; (2) bytes through the page cache; (3) a read, into the request's buffer, of the
-// blocks that contain the items. cut returns false if the job must wait for other requests to end.
+// blocks that contain the items. Each kind has a loop that adds items until the request is as long
+// as it may be (n is 0), the next item does not fit it (ok is false), or that item needs a request
+// of another kind.
 func (c *Core) cut(j *job) bool {
 	p := j.place(j.at)
-	skip, whole := c.whole(j, &p)
-	straight := skip == 0 && whole > 0
+	skip, blocks := c.directPart(j, &p) // bytes before the whole blocks, and of those
+	direct := skip == 0 && blocks > 0   // the place begins with whole blocks
 	kind := Read
 	if j.op == driver.Write {
 		kind = Write
-		if !j.mayWrite(&p, straight) {
+		if !j.mayWrite(&p, direct) {
 			return false
 		}
 	} else if p.local.shared != nil && !c.mayEnter(p.local.shared) {
@@ -69,23 +75,23 @@ func (c *Core) cut(j *job) bool {
 		r.shared = append(r.shared, p.local.shared)
 	}
 	switch {
-	case straight: // (1)
-		r.Past = true
-		// end at a block boundary, so that the next request can begin with a whole block
+	case direct: // (1)
+		r.Direct = true
+		// End at a block boundary, so that the next request can begin with a whole block.
 		limit := c.PieceMax - p.off&(p.f.Block-1)
-		for n, ok := whole, true; ok; {
+		for n, ok := blocks, true; ok; {
 			n = min(n, limit-r.N)
 			if n == 0 || !r.enter(p.local) || !r.add(p.at, n, c.PlacesMax) {
 				break
 			}
 			j.advance(&p, n)
 			if p, ok = c.following(j, r); ok {
-				skip, n = c.whole(j, &p)
+				skip, n = c.directPart(j, &p)
 				ok = skip == 0 && n > 0 && p.off == r.Off+r.N
 			}
 		}
 		r.need = r.N
-	case kind == Write || !p.f.MayPast(): // (2)
+	case kind == Write || !p.f.CanDirect(): // (2)
 		limit := c.PieceMax
 		if kind == Write {
 			limit = c.CachedMax
@@ -108,15 +114,15 @@ func (c *Core) cut(j *job) bool {
 			if r.N+gap >= limit || gap > 0 && (kind == Write || len(r.Places) > c.PlacesMax-2) {
 				break
 			}
-			n, whole = c.whole(j, &p)
-			if ok = (whole == 0 || n > 0) && r.enter(p.local); ok && gap > 0 {
+			n, blocks = c.directPart(j, &p)
+			if ok = (blocks == 0 || n > 0) && r.enter(p.local); ok && gap > 0 {
 				ok = r.add(addressOf(r.buffer), gap, c.PlacesMax)
 			}
 		}
 		r.need = r.N
 	default: // (3): items at most GapMax apart, up to the first whole block
 		mask := p.f.Block - 1
-		r.Past, r.Bounce = true, true
+		r.Direct, r.Bounce = true, true
 		r.Off = p.off &^ mask
 		limit, end := r.Off+BounceBytes, p.off
 		for n := skip; ; {
@@ -129,7 +135,7 @@ func (c *Core) cut(j *job) bool {
 				break
 			}
 			p = after
-			if n, whole = c.whole(j, &p); whole > 0 && n == 0 || !r.enter(p.local) {
+			if n, blocks = c.directPart(j, &p); blocks > 0 && n == 0 || !r.enter(p.local) {
 				break
 			}
 		}
@@ -153,10 +159,10 @@ func (j *job) advance(p *place, n uint64) {
 	}
 }
 
-// following returns the place of the next item, and whether request r may include it: r has taken
-// the item before completely, and the next is in the same file. A Mover with one place per request
-// needs memory of one registration, too.
-func (c *Core) following(j *job, r *Request) (place, bool) {
+// following returns the place of the next item, and whether request r may include it: r includes
+// the item before to its end, and the next is in the same file. If a request has one place only
+// (PlacesMax), the next item must also be in memory of the same registration.
+func (c *Core) following(j *job, r *Request) (_ place, may bool) {
 	if j.at.off > 0 || j.at.item == len(j.items) {
 		return place{}, false
 	}
@@ -164,25 +170,26 @@ func (c *Core) following(j *job, r *Request) (place, bool) {
 	return p, p.f == r.File && (c.PlacesMax > 1 || p.local == r.Memory)
 }
 
-// mayWrite reports whether a job may begin a write to an inode: no write of the other kind may be
-// under way. A job that must wait takes the inode's turn. Then no further write of the other kind
-// begins, so the wait ends. A request that waits for another attempt has the same effect.
-func (j *job) mayWrite(p *place, straight bool) bool {
+// mayWrite reports whether a job may begin a write to an inode. It may not while a write of the
+// other kind, cached or direct, is under way. The first job that must wait becomes inode.blocked:
+// then no further write of the other kind begins, so its wait ends. A write that waits for another
+// attempt (inode.waiting) keeps the other kind from beginning, too.
+func (j *job) mayWrite(p *place, isDirect bool) bool {
 	n, mine := p.f.inode, cached
-	if straight {
+	if isDirect {
 		mine = direct
 	}
-	if n.waiting[1-mine] > 0 || n.turn != nil && n.turn != j && n.turnTo != mine {
+	if n.waiting[1-mine] > 0 || n.blocked != nil && n.blocked != j && n.blockedKind != mine {
 		return false
 	}
 	if n.writing[1-mine] > 0 {
-		if n.turn == nil {
-			n.turn, n.turnTo = j, mine
+		if n.blocked == nil {
+			n.blocked, n.blockedKind = j, mine
 		}
 		return false
 	}
-	if n.turn == j {
-		n.turn = nil
+	if n.blocked == j {
+		n.blocked = nil
 	}
 	return true
 }
@@ -194,14 +201,14 @@ func (c *Core) mayEnter(s driver.Shared) bool {
 	if s.TryEnter() {
 		return true
 	}
-	if _, waits := c.returning[s]; !waits && c.gate.Enter() {
-		c.returning[s] = struct{}{}
+	if _, waiting := c.renewWaiters[s]; !waiting && c.gate.Enter() {
+		c.renewWaiters[s] = struct{}{}
 		go func() {
 			defer c.gate.Exit()
 			s.Enter() // returns when the Renew is over, or has waited too long itself
 			s.Leave()
 			c.Mu.Lock()
-			delete(c.returning, s)
+			delete(c.renewWaiters, s)
 			c.pump()
 			c.Leave()
 		}()

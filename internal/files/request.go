@@ -30,7 +30,7 @@ type Request struct {
 	Slot   int // index among the requests, below Config.Depth
 	Kind   Kind
 	File   *File       // nil for a sync
-	Past   bool        // bypasses the page cache (O_DIRECT)
+	Direct bool        // bypasses the page cache (O_DIRECT)
 	Bounce bool        // a read into buffer, from which Serve copies to the program's memory
 	Memory *Memory     // the memory of the first place
 	Off    uint64      // offset in the file
@@ -61,7 +61,7 @@ const placesMax = 64
 // begin resets a free request for a job; j is nil for a sync.
 func (r *Request) begin(kind Kind, j *job) {
 	r.Kind, r.job, r.Places = kind, j, r.places[:0]
-	r.Past, r.Bounce = false, false
+	r.Direct, r.Bounce = false, false
 	r.N, r.need, r.Done, r.retries = 0, 0, 0, 0
 	r.Ending.Store(false)
 }
@@ -89,7 +89,7 @@ func (r *Request) FD() int {
 	switch {
 	case r.Kind == Sync:
 		return r.inode.sync
-	case r.Past:
+	case r.Direct:
 		return r.File.Direct
 	}
 	return r.File.FD
@@ -97,7 +97,7 @@ func (r *Request) FD() int {
 
 // access returns the index of the request's kind of access, cached or direct, in inode.writing.
 func (r *Request) access() int {
-	if r.Past {
+	if r.Direct {
 		return direct
 	}
 	return cached

@@ -131,7 +131,7 @@ func (c *Core) pump() {
 		if j.err != nil || j.at.item == len(j.items) {
 			j.queued = false
 			c.settle(j)
-			idle = 0 // it may have held the turn of an inode that another job waits for
+			idle = 0 // it may have been inode.blocked, so that another job could not write
 			continue
 		}
 		c.queue.push(j)
@@ -160,8 +160,8 @@ func (c *Core) settle(j *job) {
 		return
 	}
 	for i := range j.views {
-		if n := j.views[i].remote.File.inode; n.turn == j {
-			n.turn = nil
+		if n := j.views[i].remote.File.inode; n.blocked == j {
+			n.blocked = nil
 		}
 	}
 	if j.durable {
@@ -219,9 +219,9 @@ func (r *Request) judge(l *Landing, anyReads bool) (again bool, err error) {
 	switch {
 	case r.Done >= r.need, r.job.err != nil:
 		return false, nil
-	case !r.Past || r.Done&(r.File.Block-1) == 0:
+	case !r.Direct || r.Done&(r.File.Block-1) == 0:
 	case r.Kind == Write:
-		r.Past = false // write the rest of the request through the page cache
+		r.Direct = false // write the rest of the request through the page cache
 	case !anyReads:
 		return false, r.stuck() // a direct read stops inside a block only at the end of the file
 	}
@@ -241,13 +241,13 @@ func (r *Request) refused(why error, anyReads bool) (again bool, err error) {
 		}
 	case errors.Is(why, syscall.EFAULT):
 		why = driver.ErrFault
-	case errors.Is(why, syscall.EINVAL) && r.Past && !anyReads:
+	case errors.Is(why, syscall.EINVAL) && r.Direct && !anyReads:
 		// open accepted O_DIRECT, but the filesystem refuses it for this request. All further
 		// requests go through the page cache. The descriptor stays open, since other requests may
 		// be using it.
 		r.File.refused = true
 		r.File.Why = "the filesystem refuses O_DIRECT at work: " + why.Error()
-		r.Past = false
+		r.Direct = false
 		return true, nil
 	}
 	return false, r.failure(why)

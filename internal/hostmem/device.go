@@ -12,31 +12,32 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// lent is the device memory of this process that other processes map: address to length. A
-// revoke against one that is frozen puts other memory under the addresses (backends/cuda,
-// Config.Peers), which a device that was told of the memory before would not see: it would go on
-// with the old.
+// lent is the device memory of this process that other processes may map: address to length. To
+// revoke it from a frozen process, the cuda backend replaces the physical memory at these addresses
+// (Config.Peers there). Another device that has registered the memory before, such as a NIC, would
+// still access the old one.
 var (
 	lentMu sync.RWMutex
 	lent   = map[uint64]uint64{}
 )
 
-// AddLent lists a range of device memory, before another process can map it.
+// AddLent adds a range of device memory to the list. It is called before another process can map
+// it.
 func AddLent(at, n uint64) {
 	lentMu.Lock()
 	lent[at] = n
 	lentMu.Unlock()
 }
 
-// RemoveLent ends AddLent, before the range is freed.
+// RemoveLent removes the range from the list. It is called before the range is freed.
 func RemoveLent(at uint64) {
 	lentMu.Lock()
 	delete(lent, at)
 	lentMu.Unlock()
 }
 
-// CheckNotLent returns driver.ErrNotSupported for a range that overlaps one that is listed. A
-// backend asks whose device, or library, is to know the memory itself.
+// CheckNotLent returns driver.ErrNotSupported for a range that overlaps one in the list. A backend
+// calls it before it registers device memory with a device or a library.
 func CheckNotLent(at, n uint64) error {
 	lentMu.RLock()
 	defer lentMu.RUnlock()
@@ -50,8 +51,8 @@ func CheckNotLent(at, n uint64) error {
 	return nil
 }
 
-// DupDMABuf returns the same range with a descriptor of the caller's, for CloseDMABuf: the memory
-// stays reachable when its owner closes the other. Nil gives nil.
+// DupDMABuf returns the same range with a duplicate of the descriptor, so that the owner may close
+// its own. The caller closes the duplicate with CloseDMABuf. The result for nil is nil.
 func DupDMABuf(d *driver.DMABuf) (*driver.DMABuf, error) {
 	if d == nil {
 		return nil, nil
@@ -67,7 +68,8 @@ func DupDMABuf(d *driver.DMABuf) (*driver.DMABuf, error) {
 	return &driver.DMABuf{FD: fd, Offset: d.Offset}, nil
 }
 
-// CloseDMABuf closes the descriptor of a DupDMABuf, once. Nil is left alone.
+// CloseDMABuf closes the descriptor of a DupDMABuf. It must be called only once. It does nothing
+// for nil.
 func CloseDMABuf(d *driver.DMABuf) error {
 	if d == nil {
 		return nil

@@ -9,46 +9,52 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// CatchFault is deferred by a function that touches registered memory, which may be gone: a program
-// unmaps it, protects it, or cuts the file under it, and a peer reaches for it. The runtime would
-// end the process; here a fault ends the function with driver.ErrFault; what was copied before it
-// stays. All other panics go on. Copies in C have csrc/guard.h for that, and the kernel's have
-// EFAULT.
+// CatchFault turns a fault of memory into driver.ErrFault. A function that reads or writes
+// registered memory defers it:
 //
 //	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())
 //
-// One that is in a loop costs some nanoseconds a turn: it stands around the loop.
-func CatchFault(err *error, before bool) {
-	debug.SetPanicOnFault(before)
+// The program may have unmapped or protected that memory, or truncated the file under it, while a
+// peer still accesses it. Without CatchFault the Go runtime would end the process. With it the
+// function returns, and the bytes that it copied before the fault stay copied. All other panics go
+// on. C code is protected by csrc/guard.h, and system calls return EFAULT.
+//
+// The pair costs some nanoseconds: defer it outside of a loop. restore is the result of
+// PanicOnFault, the setting of the goroutine before.
+func CatchFault(err *error, restore bool) {
+	debug.SetPanicOnFault(restore)
 	switch r := recover().(type) {
 	case nil:
-	case addressed:
+	case memoryFault:
 		*err = driver.ErrFault
 	default:
 		panic(r)
 	}
 }
 
-// PanicOnFault has faults of this goroutine panic until CatchFault, which takes what it returns.
-func PanicOnFault() (before bool) { return debug.SetPanicOnFault(true) }
+// PanicOnFault makes faults of this goroutine panic until CatchFault, to which its result is
+// passed.
+func PanicOnFault() (restore bool) { return debug.SetPanicOnFault(true) }
 
-// addressed is what the runtime panics with at an address that is not that of a nil pointer.
-type addressed interface {
+// memoryFault is implemented by the error with which the runtime panics at a bad address that is
+// not that of a nil pointer.
+type memoryFault interface {
 	runtime.Error
 	Addr() uintptr
 }
 
-// RaiseFault does what a fault of this goroutine does, for one that C has told of.
-func RaiseFault() { panic(inC{}) }
+// RaiseFault panics as a fault of this goroutine does. It is called when C code reports a fault.
+func RaiseFault() { panic(faultInC{}) }
 
-type inC struct{}
+// faultInC implements memoryFault.
+type faultInC struct{}
 
-// Error says what CatchFault would have made of it.
-func (inC) Error() string { return driver.ErrFault.Error() }
-func (inC) RuntimeError() {}
-func (inC) Addr() uintptr { return 0 }
+// Error returns the text that the error of CatchFault has.
+func (faultInC) Error() string { return driver.ErrFault.Error() }
+func (faultInC) RuntimeError() {}
+func (faultInC) Addr() uintptr { return 0 }
 
-// CopyCatchingFault is copy; a fault is driver.ErrFault.
+// CopyCatchingFault is the built-in copy, except that a fault is driver.ErrFault.
 func CopyCatchingFault(dst, src []byte) (n int, err error) {
 	defer CatchFault(&err, PanicOnFault())
 	return copy(dst, src), nil

@@ -3,14 +3,23 @@
 // Package hostmem allocates page-aligned memory outside the Go heap that other
 // processes can map.
 //
-// It lies in memfds: a peer that receives the descriptors maps the same pages.
-// The garbage collector neither sees nor moves it, and the program must Close
-// it. There is no finalizer as a net, on purpose: slices of Bytes do not keep a
-// Buffer alive, so a net would unmap memory that is still in use.
+// A Buffer is backed by memfds: a peer that receives their descriptors maps the same pages. The
+// garbage collector neither sees nor moves the memory, and the program must Close it. A Buffer has
+// no finalizer, on purpose: slices of Bytes do not keep it alive, so a finalizer would unmap
+// memory that is still in use.
 //
-// Beside it stands what backends need for memory that is not theirs alone: pages of another
-// process, which may be hostile (MapSealed), registered memory that is gone (CatchFault),
-// descriptors of device memory (DupDMABuf), and which device memory other processes map (AddLent).
+// A revoke can replace pages to which a stopped peer may still write (Renew). Therefore the bytes
+// of a Buffer may lie in several memfds, the layers (layer.go): a piece is a range of the Buffer
+// whose bytes are in one of them. Renew copies a range into another layer and maps that at the same
+// address (renew.go). Writes of this process call Enter and Leave, so that no page moves under
+// them.
+//
+// The package also has what backends need for memory that others can unmap or write:
+//
+//	MapSealed    maps a memfd of another process, which may be hostile
+//	CatchFault   turns a fault of registered memory into an error
+//	DupDMABuf    duplicates a descriptor of device memory
+//	AddLent      records device memory that other processes have mapped
 package hostmem
 
 import (
@@ -40,21 +49,20 @@ const wasteMax = 8
 // Options describe an allocation; the zero value is useful.
 type Options struct {
 	Purpose  string     // counted by InUse under this name; "" is "unnamed"
-	Node     int        // number of a NUMA node plus one, of no other then; 0: any
+	Node     int        // take pages of NUMA node Node-1 only; 0: of any
 	Huge     HugePolicy // which pages
-	Populate bool       // fault everything in now, and gather it in huge pages where the kernel can
+	Populate bool       // fault all pages in now, and collapse them to huge pages where possible
 }
 
-// Alloc returns n zeroed bytes at an address that is a multiple of 2 MiB. The
-// memory is rounded up to whole pages; Bytes is not. A size that this machine
-// cannot serve is driver.ErrBounds, a node that it does not have a
-// *driver.UnavailableError. Without Populate the kernel finds the
-// pages at first touch, and a lack of memory ends in its OOM killer; with it, a
-// lack of memory is driver.ErrBounds here.
+// Alloc allocates n zeroed bytes at an address that is a multiple of 2 MiB. It allocates whole
+// pages, but Bytes has exactly n bytes. A size that this machine cannot serve is driver.ErrBounds,
+// a node that it does not have is a *driver.UnavailableError. Without Populate the kernel allocates
+// each page at first touch, and kills a process if it has none; with Populate a lack of memory is
+// driver.ErrBounds here.
 func Alloc(n uint64, o Options) (*Buffer, error) {
-	// What cannot end well is refused before anything is touched: the kernel would promise it and
-	// end some process later.
-	switch total, _ := memory("/"); {
+	// Refuse a size that cannot be served: the kernel would accept it here and kill a process
+	// later.
+	switch total, _ := memoryLimits("/"); {
 	case n == 0:
 		return nil, sizeError(n, 0, "nothing was asked for: ask for at least 1 byte")
 	case n > addressMax:
@@ -68,7 +76,7 @@ func Alloc(n uint64, o Options) (*Buffer, error) {
 	if o.Huge == HugeAuto && freeHugePages("/") >= need && need*HugeSize-n <= n/wasteMax {
 		if b, err := alloc(n, o, true); err == nil {
 			return b, nil
-		} // The pages were taken meanwhile, or MFD_HUGETLB is not for us: go on without.
+		} // Another process took the pages, or we may not use MFD_HUGETLB: use base pages.
 	}
 	return alloc(n, o, false)
 }
@@ -81,7 +89,7 @@ func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
 	}
 	size := roundUp(n, b.page)
 	if o.Populate && !huge {
-		if _, available := memory("/"); available != 0 && size > available {
+		if _, available := memoryLimits("/"); available != 0 && size > available {
 			return nil, tooLittle(size, available)
 		}
 	}
@@ -98,7 +106,7 @@ func alloc(n uint64, o Options, huge bool) (_ *Buffer, err error) {
 	if err := b.mapFirstLayer(l); err != nil {
 		return nil, errors.Join(err, Unmap(b.mem), l.close())
 	}
-	count(o.Purpose, int64(size))
+	addUsage(o.Purpose, int64(size))
 	return b, nil
 }
 
@@ -122,24 +130,24 @@ func (b *Buffer) mapFirstLayer(l *layer) error {
 // Buffer is one allocation. All methods may be called by any goroutine; the
 // bytes follow the rules of any Go memory.
 type Buffer struct {
-	landings
-	renewals
+	landings // counts writes of this process, on which Renew waits
+	renewals // the callbacks of OnRenew
 
 	opts      Options
 	len       uint64        // bytes asked for
-	page      uint64        // what layers change hands in: base pages, or 2 MiB if hugetlb
-	collapsed bool          // all whole 2 MiB runs were gathered in huge pages at Alloc
-	renewing  chan struct{} // has one place: one Renew at a time; before mu
+	page      uint64        // page size, in which Renew replaces memory: 2 MiB if hugetlb
+	collapsed bool          // Alloc has collapsed every whole 2 MiB to a huge page
+	renewing  chan struct{} // a lock that a context can interrupt: one Renew at a time; before mu
 
 	mu     sync.RWMutex // guards what follows; before renewals.mu
 	mem    []byte       // whole pages; nil after Close
 	layers []*layer     // open memfds, each used by at least one piece
-	pieces []piece      // what lies where: ordered, without gaps, neighbours differ in layer
-	holds  int          // of Hold: no Renew meanwhile
+	pieces []piece      // by offset, without gaps; neighbours are of different layers
+	holds  int          // calls of Hold that are not released; Renew is refused while there are any
 }
 
-// Bytes returns the memory, nil after Close. The address stays the same through
-// Renew. It must not be touched after Close: the process would die of it.
+// Bytes returns the memory, or nil after Close. Renew does not change the address. The program must
+// not use the slice after Close: an access to unmapped memory ends the process.
 func (b *Buffer) Bytes() []byte {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -156,8 +164,8 @@ func (b *Buffer) Segment() driver.Segment {
 	return driver.Segment{Kind: driver.DRAM, Len: uint64(len(mem)), Mem: mem, Shared: b}
 }
 
-// PageSize returns the bytes of the pages that Alloc got: 2 MiB if reserved huge
-// pages, or if Populate gathered every whole 2 MiB of it in transparent ones.
+// PageSize returns the page size in bytes. It is 2 MiB if Alloc got reserved huge pages, or if
+// Populate collapsed every whole 2 MiB of the memory to a transparent huge page.
 func (b *Buffer) PageSize() uint64 {
 	if b.collapsed {
 		return HugeSize
@@ -165,9 +173,9 @@ func (b *Buffer) PageSize() uint64 {
 	return b.page
 }
 
-// Close unmaps the memory and closes its descriptors. Peers that have mapped it
-// keep their pages until they unmap them. Where the kernel refuses to unmap it, it stays as it is,
-// and Close may be called again. It is idempotent.
+// Close unmaps the memory and closes its descriptors. Peers that have mapped it keep their pages
+// until they unmap them. If the kernel refuses to unmap it, Close changes nothing and may be called
+// again. A second Close after a successful one does nothing.
 func (b *Buffer) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -177,7 +185,7 @@ func (b *Buffer) Close() error {
 	if err := Unmap(b.mem); err != nil {
 		return fmt.Errorf("close memory: %w", err)
 	}
-	count(b.opts.Purpose, -int64(len(b.mem)))
+	addUsage(b.opts.Purpose, -int64(len(b.mem)))
 	var err error
 	for _, l := range b.layers {
 		err = errors.Join(err, l.close())
@@ -186,16 +194,16 @@ func (b *Buffer) Close() error {
 	return err
 }
 
-// HugeSize is what the page tables of amd64 and of arm64 with 4 KiB pages map in
-// one entry; every Buffer is aligned to it.
+// HugeSize is the size of a huge page: one entry of the page tables of amd64, and of arm64 with
+// 4 KiB pages. Every Buffer is aligned to it.
 const HugeSize = 2 << 20
 
-// addressMax leaves room in 47 bits of address space for the reservation.
+// addressMax bounds a size, so that it and its alignment fit in 47 bits of address space.
 const addressMax = 1 << 46
 
 var basePage = uint64(os.Getpagesize())
 
-// sizeError is driver.ErrBounds; have is 0 where it is not known.
+// sizeError returns a driver.ErrBounds; have is 0 if it is not known.
 func sizeError(want, have uint64, reason string) error {
 	return fmt.Errorf("allocate %d bytes (have %d): %s: %w", want, have, reason, driver.ErrBounds)
 }
@@ -208,20 +216,21 @@ func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }
 
 func roundDown(n, unit uint64) uint64 { return n / unit * unit }
 
+// usage has the allocated bytes of the process by purpose.
 var usage = struct {
 	sync.Mutex
 	bytes map[string]uint64
 }{bytes: map[string]uint64{}}
 
-// InUse returns the bytes that are allocated now, in whole pages, by purpose. The map is the
-// caller's.
+// InUse returns the bytes that are allocated now, in whole pages, by purpose. The caller may change
+// the map.
 func InUse() map[string]uint64 {
 	usage.Lock()
 	defer usage.Unlock()
 	return maps.Clone(usage.bytes)
 }
 
-func count(purpose string, delta int64) {
+func addUsage(purpose string, delta int64) {
 	usage.Lock()
 	defer usage.Unlock()
 	name := purposeName(purpose)

@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// Machine is what bounds host memory here. A number is 0 and a string empty
-// where the kernel does not say.
+// Machine has the limits of host memory on this machine. A number is 0, and a string empty, if the
+// kernel does not provide it.
 type Machine struct {
 	Total, Available uint64 // bytes, also within the cgroup of this process
-	HugeReserved     uint64 // pages of 2 MiB set aside
-	HugeFree         uint64 // of these, not promised yet
+	HugeReserved     uint64 // reserved huge pages of 2 MiB
+	HugeFree         uint64 // of these, the pages that no mapping has or has reserved
 	TransparentHuge  string // "always", "madvise" or "never"
 	ShmemHuge        string // the same for memfds: also "advise", "within_size", "force", "deny"
 	Nodes            []int  // NUMA nodes with memory, in order; empty without NUMA in the kernel
@@ -23,14 +23,13 @@ type Machine struct {
 	MapsMax          uint64 // mappings of one process
 }
 
-// Limits reads what bounds host memory on this machine.
+// Limits returns the limits of this machine.
 func Limits() Machine { return LimitsAt("/") }
 
-// LimitsAt is Limits with another root in place of "/", under which proc and sys
-// are looked for.
+// LimitsAt is Limits with the files of proc and sys under another root than "/".
 func LimitsAt(root string) Machine {
 	var m Machine
-	m.Total, m.Available = memory(root)
+	m.Total, m.Available = memoryLimits(root)
 	m.HugeReserved = readUint(root, hugeDir, "nr_hugepages")
 	m.HugeFree = freeHugePages(root)
 	m.TransparentHuge = chosen(readText(root, transparentDir, "enabled"))
@@ -47,16 +46,16 @@ const (
 	cgroupDir      = "sys/fs/cgroup"
 )
 
-// freeHugePages returns how many may still be taken: free ones can be promised
-// to a mapping that has not touched them.
+// freeHugePages returns how many reserved huge pages can be allocated. Some free pages may be
+// reserved for a mapping that has not touched them yet.
 func freeHugePages(root string) uint64 {
 	free := readUint(root, hugeDir, "free_hugepages")
 	return free - min(free, readUint(root, hugeDir, "resv_hugepages"))
 }
 
-// memory returns the total and available bytes of the machine, or of the cgroup
-// where that has less.
-func memory(root string) (total, available uint64) {
+// memoryLimits returns the total and available bytes of the machine, or of the cgroup if that has
+// less.
+func memoryLimits(root string) (total, available uint64) {
 	info := readText(root, "proc/meminfo")
 	total, available = kibibytes(info, "MemTotal:"), kibibytes(info, "MemAvailable:")
 	for _, h := range hierarchies {
@@ -76,11 +75,12 @@ func memory(root string) (total, available uint64) {
 	return total, available
 }
 
-// hierarchy is where a version of cgroups keeps what it says of memory.
+// hierarchy has the places of memory limits in one version of cgroups.
 type hierarchy struct {
-	mark               string // in the line of /proc/self/cgroup
-	dir                string // below cgroupDir
-	limit, used, cache string
+	mark        string // identifies the line of /proc/self/cgroup
+	dir         string // below cgroupDir
+	limit, used string // files of the cgroup
+	cache       string // the field of memory.stat with the page cache, which can be reclaimed
 }
 
 var hierarchies = []hierarchy{
@@ -99,7 +99,7 @@ func (h *hierarchy) cgroup(root string) string {
 	return "/"
 }
 
-// memlock returns the soft limit.
+// memlock returns the soft limit of locked memory in bytes.
 func memlock(root string) uint64 {
 	for line := range strings.Lines(readText(root, "proc/self/limits")) {
 		if rest, ok := strings.CutPrefix(line, "Max locked memory"); ok {
@@ -113,8 +113,7 @@ func memlock(root string) uint64 {
 	return 0
 }
 
-// readText returns a small file, or "" where it cannot be read: what a kernel
-// lacks is not known.
+// readText returns a small file, or "" if it cannot be read: a kernel may not have it.
 func readText(path ...string) string {
 	text, err := os.ReadFile(filepath.Join(path...))
 	if err != nil {
@@ -133,7 +132,7 @@ func parseUint(text string) uint64 {
 	return n
 }
 
-// field returns the first number after a name, wherever that stands in a line.
+// field returns the first number after a name in a text.
 func field(text, name string) uint64 {
 	_, rest, ok := strings.Cut(text, name)
 	if !ok {
@@ -148,7 +147,7 @@ func field(text, name string) uint64 {
 
 func kibibytes(text, name string) uint64 { return field(text, name) << 10 }
 
-// chosen returns the word in brackets.
+// chosen returns the word in brackets of a text such as "always [madvise] never".
 func chosen(text string) string {
 	_, rest, _ := strings.Cut(text, "[")
 	word, _, ok := strings.Cut(rest, "]")

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// populateStep is how much is faulted in by one call: the thread is in the
-// kernel for some 30 ms, and memory runs out by 64 MiB at most too late.
+// populateStep is how many bytes one call faults in. A call takes some 30 ms in the kernel. A lack
+// of memory is noticed after at most so many bytes.
 const populateStep = 64 << 20
 
-// advise tells the kernel how the range is used; all of it may fail.
+// advise tells the kernel how the range is used. Errors are ignored: it is advice.
 func (b *Buffer) advise(mem []byte) {
 	_ = unix.Madvise(mem, unix.MADV_DONTDUMP) // a core file of the KV cache is of no help
 	if b.opts.Huge != HugeNone && b.page != HugeSize {
@@ -24,12 +24,12 @@ func (b *Buffer) advise(mem []byte) {
 	}
 }
 
-// collapses reports whether base pages of a layer should be gathered.
+// collapses reports whether populate should collapse the base pages of a layer to huge pages.
 func (b *Buffer) collapses(l *layer) bool { return b.opts.Huge != HugeNone && !l.huge }
 
-// populate faults the range in by steps, so that a lack of memory is an error
-// and neither SIGBUS nor a full machine. It puts huge pages under each step if
-// asked, and reports whether it has for all.
+// populate faults the range in, step by step, so that a lack of memory is an error, and neither a
+// SIGBUS later nor a machine without memory. With gather it collapses each step to huge pages;
+// gathered reports whether that succeeded for all steps.
 func populate(mem []byte, l *layer, off uint64, gather bool) (gathered bool, err error) {
 	gathered = gather && uint64(len(mem)) >= HugeSize
 	for done := uint64(0); done < uint64(len(mem)); {
@@ -62,11 +62,14 @@ func faultIn(mem []byte, l *layer, off uint64) error {
 	return os.NewSyscallError("madvise(MADV_POPULATE_WRITE)", err)
 }
 
-// Gather puts a huge page under each whole 2 MiB of shared memory that begins at such an address
-// and place in its file, by so many threads, and reports whether all have one. MADV_COLLAPSE
-// (Linux 6.1) works also where shmem_enabled does not give huge pages at a fault, unless that says
-// deny, but only where some page is there: so the first one is. It zeroes what was not there yet,
-// once; where base pages were, it copies them, which takes some ten times as long.
+// Gather collapses each whole 2 MiB of shared memory to a huge page, on that many threads, and
+// reports whether all are huge now. The address and the offset in the file must be multiples of
+// 2 MiB.
+//
+// It uses MADV_COLLAPSE (Linux 6.1). That works even if shmem_enabled allows no huge pages at a
+// page fault, unless shmem_enabled is "deny". It needs at least one page in each 2 MiB, so Gather
+// first faults in the first one. The kernel zeroes pages that are not there yet, and copies those
+// that are, which takes some ten times as long.
 func Gather(mem []byte, threads int) bool {
 	mem = mem[:roundDown(uint64(len(mem)), HugeSize)]
 	return inParts(mem, threads, func(part []byte) bool {
@@ -80,7 +83,7 @@ func Gather(mem []byte, threads int) bool {
 	})
 }
 
-// retry repeats what a signal or a busy page may end early, a few times.
+// retry calls f again, up to 8 times in all, while a signal or a busy page makes it fail.
 func retry(f func() error) (err error) {
 	for range 8 {
 		if err = f(); err != unix.EINTR && err != unix.EAGAIN {
@@ -90,15 +93,15 @@ func retry(f func() error) (err error) {
 	return err
 }
 
-// faultStep is what a thread takes at a time: whole huge pages, and few enough bytes that
-// all threads end at about the same time.
+// faultStep is how many bytes a thread handles at a time: whole huge pages, and so few that all
+// threads end at about the same time.
 const faultStep = 16 << 20
 
-// FaultIn finds the pages of memory that is about to be pinned: the pinning finds them
-// one by one on one thread, and most of the time goes into zeroing them. It takes so many
-// threads, and returns when all is there. Contents do not change. write is for memory that
-// will be pinned to be written to. What cannot be done is left to the pinning,
-// and told by them; before Linux 5.14 that is everything.
+// FaultIn faults in the pages of memory that is about to be pinned, on that many threads, and
+// returns when they are there. The contents do not change. Pinning itself would fault them in one
+// by one on one thread, mostly zeroing pages. write is true if the memory will be pinned for
+// writes. FaultIn reports no errors: pages that it could not fault in, before Linux 5.14 all of
+// them, are left to the pinning, which reports them.
 func FaultIn(mem []byte, write bool, threads int) {
 	advice := unix.MADV_POPULATE_READ
 	if write {
@@ -109,8 +112,8 @@ func FaultIn(mem []byte, write bool, threads int) {
 	})
 }
 
-// inParts calls do with each part of memory, by so many threads, until it fails. It reports whether
-// it has not.
+// inParts calls do with each part of memory, on that many threads. It stops when a call returns
+// false, and reports whether none did.
 func inParts(mem []byte, threads int, do func(part []byte) bool) bool {
 	parts := partsOf(mem)
 	var next atomic.Int64

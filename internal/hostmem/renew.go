@@ -22,17 +22,22 @@ const (
 	piecesMax = 16 << 10
 )
 
-// renewStep bounds what a Renew holds twice at any time.
+// renewStep bounds the bytes of which a Renew holds both the old and the new pages.
 const renewStep = 64 << 20
 
-// Renew implements driver.Shared. It copies [off, off+n), widened to whole
-// pages (2 MiB with reserved huge pages), and holds at most 64 MiB of it twice.
-// After an error the content is whole, but some of the range may still lie in its
-// old pages. It takes pages of before again, where pieces join, once each backend that OnRenew
-// told says that nothing is written there any more. A Buffer that is cut in too many pieces
-// answers driver.ErrFull: a Renew of all of it makes it one piece again. The answer is
-// driver.ErrBusy while the pages are held, and where what has entered does not leave within
-// enteredMax, and that of ctx where that ends before: then nothing has moved.
+// Renew implements driver.Shared: it gives the range [off, off+n), widened to whole pages (2 MiB
+// with reserved huge pages), other pages with the same content at the same address. It needs memory
+// for at most 64 MiB more at a time.
+//
+// Pages that were replaced before are used again once each callback of OnRenew has said that no
+// process writes to them any more. After an error the content is intact, but a part of the range
+// may still have its old pages. The errors:
+//
+//   - driver.ErrFull: the Buffer is cut into too many pieces. A Renew of all of it makes it one
+//     piece again.
+//   - driver.ErrBusy: a device holds the pages (Hold), or a write that has called Enter has not
+//     called Leave within enteredMax. Nothing has moved.
+//   - that of ctx, if ctx ends while Renew waits: nothing has moved.
 func (b *Buffer) Renew(ctx context.Context, off, n uint64) error {
 	select {
 	case b.renewing <- struct{}{}:
@@ -41,7 +46,7 @@ func (b *Buffer) Renew(ctx context.Context, off, n uint64) error {
 	}
 	defer func() { <-b.renewing }()
 	b.mu.RLock()
-	err := b.mayMove(off, n)
+	err := b.checkRenew(off, n)
 	b.mu.RUnlock()
 	if err != nil {
 		return err
@@ -52,14 +57,15 @@ func (b *Buffer) Renew(ctx context.Context, off, n uint64) error {
 	defer b.resume()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.mayMove(off, n); err != nil { // closed or held meanwhile
+	if err := b.checkRenew(off, n); err != nil { // closed or held meanwhile
 		return err
 	}
 	return b.renew(roundDown(off, b.page), roundUp(off+n, b.page))
 }
 
-// mayMove is an error where the pages of a range cannot move. Preconditions: b.mu is held.
-func (b *Buffer) mayMove(off, n uint64) error {
+// checkRenew returns an error if the pages of a range cannot be replaced now. Precondition: b.mu is
+// held.
+func (b *Buffer) checkRenew(off, n uint64) error {
 	if b.mem == nil {
 		return fmt.Errorf("renew memory: %w", driver.ErrClosed)
 	}
@@ -73,7 +79,7 @@ func (b *Buffer) mayMove(off, n uint64) error {
 	return nil
 }
 
-// PageBytes returns what Renew widens its range to.
+// PageBytes returns the page size to which Renew widens its range, in bytes.
 func (b *Buffer) PageBytes() uint64 { return b.page }
 
 // renew moves whole pages.
@@ -166,8 +172,8 @@ func (b *Buffer) Hold() (release func(), err error) {
 	}), nil
 }
 
-// freshLayer returns a layer to whose pages in the range no old mapping leads that is written
-// through, and marks it used there.
+// freshLayer returns a layer whose pages in the range no process writes to, and marks the range
+// used in it.
 func (b *Buffer) freshLayer(off, n uint64, huge bool) (*layer, error) {
 	full := piecesAfterSplice(b.pieces, piece{off, n, nil}) > piecesMax
 	for _, l := range b.layers {
@@ -255,41 +261,43 @@ func (b *Buffer) closeUnusedLayers() {
 	b.layers = kept
 }
 
-// landings counts the writes of this process that are under way in a memory, so that no
-// Renew moves pages under one. It costs a write two additions to a cache line that
-// nothing else touches while no Renew runs.
+// landings counts the writes of this process that are under way in a memory, so that a Renew does
+// not replace pages under them. A write adds to inside twice: a cache line that nothing else
+// touches while no Renew runs.
 //
-// A Renew that waits delays writes that come, but not for ever: a write that has entered may be
-// unable to leave before another has entered, as in a ring of requests that one goroutine
-// both submits and completes. After patience a waiting write goes first. A Renew that has
-// begun to move pages depends on no write, so each waits for that.
+// A Renew waits until inside is 0, and new writes wait for the Renew, but at most for patience: a
+// write that has entered may be unable to leave before another has entered, as in a ring of
+// requests that one goroutine both submits and completes. Once the Renew replaces pages it depends
+// on no write, so every write then waits for its end.
 type landings struct {
 	_      [64]byte
-	inside atomic.Int64
+	inside atomic.Int64 // writes between Enter and Leave
 	phase  atomic.Int32 // of the Renew
 	_      [64]byte
 	over   atomic.Pointer[chan struct{}] // closed when the Renew has ended
 }
 
-// The phases of a Renew. What lands from C knows renewMoves by its value.
+// The phases of a Renew. C code that writes knows renewMoves by its value.
 const (
 	renewNone = iota
 	renewWaits
 	renewMoves
 )
 
-const patience = 10 * time.Millisecond // of a write, with a Renew that waits
+// patience is how long a write waits for a Renew that itself waits for writes.
+const patience = 10 * time.Millisecond
 
-var enteredMax = 5 * time.Second // of a Renew, with what has entered; tests have less
+// enteredMax is how long a Renew waits for writes that have entered. Tests shorten it.
+var enteredMax = 5 * time.Second
 
-// Landings returns the two words behind Enter and Leave, for what lands from C: it adds one to
-// inside, and takes it back and tries again while phase is 2.
+// Landings returns the two words of Enter and Leave, for C code that writes to the memory: it adds
+// 1 to inside; if phase is 2, it subtracts the 1 and tries again.
 func (b *Buffer) Landings() (inside *atomic.Int64, phase *atomic.Int32) {
 	return &b.inside, &b.phase
 }
 
-// Enter implements driver.Shared: it waits for a Renew that runs, and holds off the next until
-// Leave.
+// Enter implements driver.Shared: it waits for a Renew that runs. No page is replaced from then on
+// until Leave.
 func (l *landings) Enter() {
 	l.inside.Add(1) // pairs with the store of the phase in stop
 	if l.phase.Load() == renewNone {
@@ -307,8 +315,8 @@ func (l *landings) Enter() {
 	}
 }
 
-// TryEnter implements driver.Shared: it is Enter where no Renew waits or runs; else it reports
-// false.
+// TryEnter implements driver.Shared: it is Enter if no Renew waits or runs, and returns false
+// otherwise.
 func (l *landings) TryEnter() bool {
 	l.inside.Add(1)
 	if l.phase.Load() == renewNone {
@@ -321,7 +329,7 @@ func (l *landings) TryEnter() bool {
 // Leave implements driver.Shared: it ends what Enter began.
 func (l *landings) Leave() { l.inside.Add(-1) }
 
-// await waits until a Renew is over or, if it only waits itself, for patience.
+// await waits until a Renew is over, or for patience if the Renew has not begun to replace pages.
 func (l *landings) await(over chan struct{}) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -335,8 +343,8 @@ func (l *landings) await(over chan struct{}) {
 	}
 }
 
-// stop returns when no write is inside, and none enters until resume. After an error, that of ctx
-// or driver.ErrBusy, nothing is stopped. It must not run twice at once.
+// stop waits until no write is inside, and lets none enter until resume. After an error, which is
+// that of ctx or driver.ErrBusy, writes go on as before. Only one goroutine may call it at a time.
 func (l *landings) stop(ctx context.Context) error {
 	over := make(chan struct{})
 	l.over.Store(&over)
@@ -348,7 +356,7 @@ func (l *landings) stop(ctx context.Context) error {
 			if l.inside.Load() == 0 {
 				return nil
 			}
-			l.phase.Store(renewWaits) // one came between the two looks
+			l.phase.Store(renewWaits) // a write entered between the two loads
 		}
 		var err error
 		switch {
@@ -370,7 +378,7 @@ func (l *landings) stop(ctx context.Context) error {
 	}
 }
 
-// resume ends the Renew for all that wait.
+// resume ends the Renew: writes that wait for it go on.
 func (l *landings) resume() {
 	l.phase.Store(renewNone)
 	close(*l.over.Load())

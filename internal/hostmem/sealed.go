@@ -12,9 +12,9 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// NewSealed makes a memfd that can neither shrink nor grow, and maps it: no page can be taken away
-// under a process that has mapped it. With ownerOnly no process that receives the descriptor can
-// write, while our own mapping stays writable.
+// NewSealed makes a memfd that can neither shrink nor grow, and maps it. No process can remove
+// pages that another one has mapped. With ownerOnly a process that receives the descriptor cannot
+// write to the memory; the mapping that NewSealed returns is writable.
 func NewSealed(name string, size uint64, ownerOnly bool) (fd int, mem []byte, err error) {
 	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -37,9 +37,8 @@ func NewSealed(name string, size uint64, ownerOnly bool) (fd int, mem []byte, er
 	return fd, mem, nil
 }
 
-// CheckSealed makes sure that [0, need) of a received descriptor is there and
-// stays there: a mapping past the end, or one that is cut later, would kill us
-// with SIGBUS.
+// CheckSealed returns an error unless the file of a received descriptor has at least need bytes and
+// cannot shrink. Otherwise an access to its mapping could end this process with SIGBUS.
 func CheckSealed(fd int, need uint64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -57,12 +56,14 @@ func CheckSealed(fd int, need uint64) error {
 	return nil
 }
 
-// MapSealed maps a whole descriptor of a peer, which may be hostile, once it is known to be safe.
+// MapSealed maps the memfd of a peer, which may be hostile, after it has checked that the peer
+// cannot remove its pages.
 func MapSealed(fd int, size uint64, prot int) ([]byte, error) {
 	if err := CheckSealed(fd, size); err != nil {
 		return nil, err
 	}
-	// Of huge pages the peer may punch holes, and take the free ones itself.
+	// The peer could punch holes into reserved huge pages and take all free ones: the next access
+	// would have no page.
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil || fs.Type == unix.HUGETLBFS_MAGIC {
 		return nil, fmt.Errorf("peer's descriptor is of huge pages (%v): %w", err,

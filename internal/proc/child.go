@@ -16,16 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AliveEvery is how often a child says that it is alive.
+// AliveEvery is how often a child tells its parent that it is alive.
 const AliveEvery = 500 * time.Millisecond
 
-// The descriptors of a child.
+// The control pipes of a child, which it inherits: messages from the parent and to it.
 const (
 	fdIn  = 3
 	fdOut = 4
 )
 
-// Control is the child's end of the way to its parent.
+// Control is the child's end of its connection to the parent. Messages are lines of JSON.
 type Control struct {
 	out    writer
 	in     chan Message
@@ -33,14 +33,16 @@ type Control struct {
 	cancel context.CancelCauseFunc
 }
 
-// ErrParentGone is the cause of a Control's context when the parent closed the
-// control pipe or is no more.
+// ErrParentGone is the cause of a Control's context when the parent has closed the control pipe, or
+// has ended.
 var ErrParentGone = errors.New("the parent process ended")
 
-// Attach opens the control channel of a child. It fails in a process that was
-// not started by this package.
+// Attach opens the control pipes of a child. It returns an error in a process that was not started
+// by this package.
 func Attach() (*Control, error) {
-	for _, fd := range []int{fdIn, fdOut} { // an os.File would own what may be another's
+	// Check the descriptors before an os.File owns them: in a process that another program has
+	// started they may be anything.
+	for _, fd := range []int{fdIn, fdOut} {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
 			return nil, errors.New("this command is started by sluice itself, not by hand")
@@ -50,14 +52,14 @@ func Attach() (*Control, error) {
 	c := &Control{out: writer{to: out}, in: make(chan Message, 16)}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	go c.read(in)
-	go c.beat()
+	go c.sendAlive()
 	return c, nil
 }
 
-// Context ends when the parent wants this process to end, or is gone.
+// Context ends when the parent closes the control pipe, or has ended.
 func (c *Control) Context() context.Context { return c.ctx }
 
-// Messages delivers what the parent sends; it is closed when the pipe is.
+// Messages delivers the messages of the parent. The channel is closed when the pipe is.
 func (c *Control) Messages() <-chan Message { return c.in }
 
 // Send sends a message to the parent. Any goroutine may.
@@ -92,9 +94,9 @@ func (c *Control) read(in io.Reader) {
 	}
 }
 
-// beat tells the parent that this process is not stopped. It ends with the
-// process: a child has nothing else to do than its one command.
-func (c *Control) beat() {
+// sendAlive tells the parent, every AliveEvery, that this process is not stopped. It ends when
+// Context does.
+func (c *Control) sendAlive() {
 	tick := time.NewTicker(AliveEvery)
 	defer tick.Stop()
 	for {
@@ -117,7 +119,7 @@ type Message struct {
 
 // The kinds that this package uses itself; all others belong to the commands.
 const (
-	KindAlive = "alive" // child to parent, each AliveEvery
+	KindAlive = "alive" // child to parent, every AliveEvery
 	KindError = "error" // child to parent: the last message of a child that fails
 )
 

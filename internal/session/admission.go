@@ -17,9 +17,9 @@ import (
 	"github.com/sluicehq/sluice/internal/clock"
 )
 
-// HandshakeMin is what a connection has for its handshake in any case. It is counted in beats of
-// a timer that runs while others wait. While this process stands still there are no beats: it
-// would take for silence what it has not read yet.
+// HandshakeMin is the time that each connection has for its handshake, however many wait. The Lobby
+// counts it in beats of a timer, not by the clock: while this process is stopped there are no
+// beats, so it does not take messages that it has not read yet for silence.
 const HandshakeMin = 500 * time.Millisecond
 
 const (
@@ -29,7 +29,10 @@ const (
 	leastBeats = int(HandshakeMin/lobbyBeat) + 2
 )
 
-// Rank says what a connection has shown of itself.
+// Rank says how far a connection has authenticated.
+//
+// If a place is needed, the Lobby closes a connection of the lowest rank among those that have had
+// HandshakeMin. It never closes one of rank ShownAll.
 type Rank uint8
 
 // Of connections that have had HandshakeMin one of the lowest rank goes first, and ShownAll never.
@@ -39,8 +42,8 @@ const (
 	ShownAll           // all that the listener asks for
 )
 
-// Lobby holds connections from when they are accepted until they leave. Its methods may be called
-// by any goroutine.
+// Lobby holds connections from the time that they are accepted until they call Leave. Any goroutine
+// may call its methods.
 type Lobby struct {
 	clock clock.Clock
 
@@ -74,8 +77,8 @@ func NewLobby(places int, c clock.Clock) *Lobby {
 		waiting: HostCount{Most: max(128, 8*places)}}
 }
 
-// Arrive takes a connection in; nil: too many of its host wait. Where too many of all hosts wait,
-// the last of the host that has most of them is closed for it.
+// Arrive adds a connection. It returns nil if too many connections of its host wait. If too many
+// wait in all, Arrive closes the last one of the host with the most waiting connections.
 func (l *Lobby) Arrive(conn net.Conn) *Visit {
 	v := &Visit{Host: HostOf(conn), lobby: l, conn: conn, ready: make(chan struct{})}
 	l.mu.Lock()
@@ -96,7 +99,7 @@ func (l *Lobby) Arrive(conn net.Conn) *Visit {
 	return v
 }
 
-// last returns the connection that came last of the host of which most wait.
+// last returns the newest waiting connection of the host of which most wait.
 func (l *Lobby) last() (last *Visit) {
 	for _, v := range l.queue {
 		if last == nil || l.waiting.of[v.Host] >= l.waiting.of[last.Host] {
@@ -106,7 +109,7 @@ func (l *Lobby) last() (last *Visit) {
 	return last
 }
 
-// admit gives places to those that wait and may have one.
+// admit gives places to waiting connections, as far as there are places for them.
 func (l *Lobby) admit() {
 	l.queue = slices.DeleteFunc(l.queue, func(v *Visit) bool {
 		if !l.makeRoom(v.Host) {
@@ -124,8 +127,8 @@ func (l *Lobby) admit() {
 	}
 }
 
-// makeRoom reports whether there is a place for a host. One that has its share gets a place of its
-// own connections alone.
+// makeRoom reports whether there is a place for a connection of a host, and closes another one for
+// it if it may. For a host that has its share, it closes only connections of that host.
 func (l *Lobby) makeRoom(host Host) bool {
 	fits, share := l.places.Fits(host, 1)
 	if fits {
@@ -144,7 +147,7 @@ func (l *Lobby) makeRoom(host Host) bool {
 	return first != nil
 }
 
-// tick counts a beat, however long this process stood still before it.
+// tick counts a beat. If this process was stopped before, that is one beat, too.
 func (l *Lobby) tick() {
 	l.mu.Lock()
 	defer l.unlock()
@@ -155,13 +158,13 @@ func (l *Lobby) tick() {
 	}
 }
 
-// turnOut takes a connection out, and has it closed.
+// turnOut removes a connection and has unlock close it.
 func (l *Lobby) turnOut(v *Visit) {
 	l.remove(v)
 	l.out = append(l.out, v.conn)
 }
 
-// remove takes a connection out.
+// remove removes a connection.
 func (l *Lobby) remove(v *Visit) {
 	v.gone = true
 	if i := slices.Index(l.in, v); i >= 0 {
@@ -175,7 +178,7 @@ func (l *Lobby) remove(v *Visit) {
 	close(v.ready)
 }
 
-// unlock closes what was turned out.
+// unlock unlocks mu and closes the connections that were turned out.
 func (l *Lobby) unlock() {
 	out := l.out
 	l.out = nil
@@ -185,7 +188,7 @@ func (l *Lobby) unlock() {
 	}
 }
 
-// Close closes all connections, and lets none in.
+// Close closes all connections, and refuses new ones.
 func (l *Lobby) Close() {
 	l.mu.Lock()
 	defer l.unlock()
@@ -201,13 +204,14 @@ func (l *Lobby) Close() {
 	}
 }
 
-// Wait waits for a place. It reports false when the connection was closed instead.
+// Wait waits for a place. It returns false if the connection was closed instead.
 func (v *Visit) Wait() bool {
 	<-v.ready
 	return v.Show(ShownNothing)
 }
 
-// Show says what a connection has shown. It reports false for one that was closed.
+// Show records how far a connection has authenticated. It returns false if the connection was
+// closed.
 func (v *Visit) Show(rank Rank) bool {
 	v.lobby.mu.Lock()
 	defer v.lobby.mu.Unlock()
@@ -215,8 +219,7 @@ func (v *Visit) Show(rank Rank) bool {
 	return !v.gone
 }
 
-// Leave makes the place of a connection free, and reports whether it had one: the Lobby may have
-// closed it.
+// Leave frees the place of a connection. It returns false if the Lobby has closed the connection.
 func (v *Visit) Leave() bool {
 	v.lobby.mu.Lock()
 	defer v.lobby.unlock()
@@ -228,9 +231,9 @@ func (v *Visit) Leave() bool {
 	return true
 }
 
-// Host is what one machine on a network can be told apart by: an IPv4 address, or the network of
-// an IPv6 address, in which a machine may have as many addresses as it likes. The zero Host is
-// that of connections without an address, as over Unix sockets.
+// Host identifies a machine on a network: by its IPv4 address, or by the network of its IPv6
+// address, since a machine may have any number of addresses in that. Connections without an
+// address, as over Unix sockets, have the zero Host.
 type Host netip.Prefix
 
 // String implements fmt.Stringer.
@@ -245,7 +248,7 @@ func (h Host) String() string {
 	return p.String()
 }
 
-// HostOf returns where a connection comes from.
+// HostOf returns the Host at the other end of a connection.
 func HostOf(conn net.Conn) Host {
 	at := conn.RemoteAddr()
 	if at == nil {
@@ -264,8 +267,8 @@ func HostOf(conn net.Conn) Host {
 	return Host(p)
 }
 
-// HostCount counts what hosts hold of a bound: one host at most half of it, but for the zero Host.
-// Its methods may be called by one goroutine at a time.
+// HostCount counts, by host, the uses of a limited resource. One host may have at most half of it,
+// except the zero Host. Only one goroutine at a time may call its methods.
 type HostCount struct {
 	Most int // set before use
 
@@ -273,10 +276,10 @@ type HostCount struct {
 	of  map[Host]int
 }
 
-// Sum is what all hosts hold.
+// Sum returns the uses of all hosts.
 func (c *HostCount) Sum() int { return c.sum }
 
-// Share is what a host may hold.
+// Share returns how many uses a host may have.
 func (c *HostCount) Share(host Host) int {
 	if host == (Host{}) {
 		return c.Most
@@ -284,14 +287,15 @@ func (c *HostCount) Share(host Host) int {
 	return max(1, c.Most/2)
 }
 
-// Fits reports whether a host may hold n more. share: it would have more than its share.
+// Fits reports whether a host may have n more uses. share says that it may not because of its
+// share.
 func (c *HostCount) Fits(host Host, n int) (fits, share bool) {
 	share = n > c.Share(host)-c.of[host]
 	return n <= c.Most-c.sum && !share, share
 }
 
-// Take has a host hold one more, or says that it may not: one of what, of which that field of a
-// Config allows only so many.
+// Take adds one use to a host if that fits. Otherwise its error, a driver.ErrFull, says how many of
+// what there are, and which field of the Config limits them.
 func (c *HostCount) Take(host Host, what, field string) error {
 	fits, share := c.Fits(host, 1)
 	switch {
@@ -305,7 +309,7 @@ func (c *HostCount) Take(host Host, what, field string) error {
 	return fmt.Errorf("%d %s, raise Config.%s: %w", c.sum, what, field, driver.ErrFull)
 }
 
-// Add has a host hold n more, whether they fit or not; n may be negative.
+// Add adds n uses to a host without a check; n may be negative.
 func (c *HostCount) Add(host Host, n int) {
 	if c.of == nil {
 		c.of = map[Host]int{}
@@ -316,16 +320,18 @@ func (c *HostCount) Add(host Host, n int) {
 	}
 }
 
-// breath is how long Serve waits for room, or where the kernel has no more descriptors.
-const breath = 5 * time.Millisecond
+// acceptPause is how long Serve waits before it tries again: while the Lobby has no room for a
+// connection of a Unix socket, or the kernel has no free descriptor.
+const acceptPause = 5 * time.Millisecond
 
-// Serve accepts connections until the listener ends, and says how it ended. start begins a
-// goroutine for each, which waits for its place first; it reports false where it may not.
+// Serve accepts connections until the listener ends, and returns its error. It calls start for each
+// one that has arrived: start begins a goroutine, which first waits for the connection's place. If
+// start returns false, it has begun none, and Serve closes the connection.
 func (l *Lobby) Serve(from net.Listener, start func(net.Conn, *Visit) bool) error {
 	for {
 		conn, err := from.Accept()
-		if err != nil && passes(err) {
-			time.Sleep(breath)
+		if err != nil && isTemporary(err) {
+			time.Sleep(acceptPause)
 			continue
 		}
 		if err != nil {
@@ -333,7 +339,7 @@ func (l *Lobby) Serve(from net.Listener, start func(net.Conn, *Visit) bool) erro
 		}
 		v := l.Arrive(conn)
 		for v == nil && HostOf(conn) == (Host{}) && !l.isClosed() {
-			time.Sleep(breath) // the next ones wait in the kernel: all are of one host
+			time.Sleep(acceptPause) // the next ones wait in the kernel: all are of one host
 			v = l.Arrive(conn)
 		}
 		if v == nil {
@@ -351,8 +357,9 @@ func (l *Lobby) isClosed() bool {
 	return l.closed
 }
 
-// passes reports whether Accept may do better later: others may hold all descriptors.
-func passes(err error) bool {
+// isTemporary reports whether a later Accept may succeed: other connections may use all descriptors
+// now.
+func isTemporary(err error) bool {
 	var errno syscall.Errno
 	return errors.As(err, &errno) &&
 		!slices.Contains([]syscall.Errno{syscall.EBADF, syscall.EINVAL, syscall.ENOTSOCK}, errno)

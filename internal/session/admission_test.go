@@ -278,7 +278,7 @@ func TestServe(t *testing.T) {
 			}
 		}
 		come(3, "10.0.0.1")
-		time.Sleep(breath)
+		time.Sleep(acceptPause)
 		synctest.Wait()
 		require.True(t, conns[2].closed(), "it could not be started")
 		most := l.waiting.Most
@@ -297,7 +297,7 @@ func TestServe(t *testing.T) {
 			v := l.in[0]
 			l.mu.Unlock()
 			require.True(t, v.Leave())
-			time.Sleep(breath)
+			time.Sleep(acceptPause)
 			synctest.Wait()
 		}
 		require.Empty(t, from.next)

@@ -10,9 +10,9 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Completions holds completions in the order in which they came. A tag takes its place when Submit
-// accepts it, so there is always room for its completion. All methods but Init may be called by
-// any goroutine at any time.
+// Completions is a queue of completions. Submit reserves room for a batch's completion when it
+// accepts the batch (Take), so Push never fails. Any goroutine may call the methods at any time,
+// except that Init must come first.
 type Completions struct {
 	taken atomic.Int64 // tags accepted and not yet popped
 	ready atomic.Int64 // completions in list: Pop looks here before it locks
@@ -23,10 +23,10 @@ type Completions struct {
 	n    int
 }
 
-// Init makes room for so many tags.
+// Init sets how many tags can be reserved.
 func (r *Completions) Init(size int) { r.list = make([]driver.Completion, size) }
 
-// Take reserves the place of one tag. It reports false if there is none.
+// Take reserves room for the completion of one tag. It returns false if there is none.
 func (r *Completions) Take() bool {
 	for n := r.taken.Load(); n < int64(len(r.list)); n = r.taken.Load() {
 		if r.taken.CompareAndSwap(n, n+1) {
@@ -36,16 +36,16 @@ func (r *Completions) Take() bool {
 	return false // all are taken: a Pop to come makes room
 }
 
-// GiveBack undoes Take for a tag that was not accepted.
+// GiveBack undoes Take for a batch that was not accepted.
 func (r *Completions) GiveBack() { r.taken.Add(-1) }
 
-// Taken is how many tags have a place.
+// Taken returns how many tags are reserved and not popped yet.
 func (r *Completions) Taken() int64 { return r.taken.Load() }
 
-// Ready is how many completions Pop would find.
+// Ready returns how many completions Pop would find.
 func (r *Completions) Ready() int64 { return r.ready.Load() }
 
-// Push completes a tag that has a place.
+// Push adds the completion of a tag for which Take has reserved room.
 func (r *Completions) Push(tag uint64, err error) {
 	r.mu.Lock()
 	r.list[(r.head+r.n)%len(r.list)] = driver.Completion{Tag: tag, Err: err}
@@ -54,7 +54,7 @@ func (r *Completions) Push(tag uint64, err error) {
 	r.mu.Unlock()
 }
 
-// Pop moves completions into done and returns how many. It costs one load when there is none.
+// Pop moves completions into done and returns how many. If there is none, it costs one atomic load.
 func (r *Completions) Pop(done []driver.Completion) int {
 	if r.ready.Load() == 0 || len(done) == 0 {
 		return 0
@@ -73,8 +73,8 @@ func (r *Completions) Pop(done []driver.Completion) int {
 	return n
 }
 
-// LastWords is the connections whose end the program has yet to hear of. The caller adds
-// from any goroutine; Pending and Drop are for one at a time.
+// LastWords is a queue of connections that have ended, until the program is told. Any goroutine may
+// call Add; only one at a time may call Pending and Drop.
 type LastWords[C any] struct {
 	armed atomic.Bool
 	count atomic.Int64 // of list: looked at before the lock
@@ -83,7 +83,8 @@ type LastWords[C any] struct {
 	list []C
 }
 
-// Add notes an end. Then Disarm says whether a sleeper must be woken for it.
+// Add adds a connection that has ended. The caller then calls Disarm, which says whether it must
+// wake a sleeping program.
 func (l *LastWords[C]) Add(c C) {
 	l.mu.Lock()
 	l.list = append(l.list, c)
@@ -91,7 +92,7 @@ func (l *LastWords[C]) Add(c C) {
 	l.mu.Unlock()
 }
 
-// Pending appends those that are there now.
+// Pending appends the connections in the queue to a list.
 func (l *LastWords[C]) Pending(dst []C) []C {
 	if l.count.Load() == 0 {
 		return dst
@@ -101,7 +102,7 @@ func (l *LastWords[C]) Pending(dst []C) []C {
 	return append(dst, l.list...)
 }
 
-// Drop takes the first n off: they are told.
+// Drop removes the first n connections: the program was told of them.
 func (l *LastWords[C]) Drop(n int) {
 	l.mu.Lock()
 	l.list = slices.Delete(l.list, 0, n)
@@ -109,14 +110,14 @@ func (l *LastWords[C]) Drop(n int) {
 	l.mu.Unlock()
 }
 
-// Arm asks for a wake-up and reports whether an end waits already. The flag goes
-// up before the look, and Add comes before Disarm: one of the two sees the other.
+// Arm asks for a wake-up, and reports whether a connection is in the queue already. Arm sets its
+// flag before it looks at the queue, and Add comes before Disarm: so one of the two sees the other.
 func (l *LastWords[C]) Arm() bool {
 	l.armed.Store(true)
 	return l.count.Load() > 0
 }
 
-// Disarm reports whether a wake-up was asked for, once.
+// Disarm reports, once, whether a wake-up was asked for.
 func (l *LastWords[C]) Disarm() bool {
 	return l.armed.Load() && l.armed.CompareAndSwap(true, false)
 }

@@ -11,15 +11,14 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Gate counts the calls that use something, so that it is given back only when
-// none is inside. It costs a call two additions. The zero value is open. All methods
-// may be called by any goroutine.
+// Gate counts the calls that are using something, so that it is released only when none is. A call
+// costs two atomic additions. The zero value is open. Any goroutine may call the methods.
 type Gate struct {
 	inside atomic.Int64
 	closed atomic.Bool
 }
 
-// Enter reports whether the caller is in; then it must Exit.
+// Enter reports whether the call may go on. If so, the caller must call Exit at its end.
 func (g *Gate) Enter() bool {
 	g.inside.Add(1) // pairs with the store in Shut
 	if g.closed.Load() {
@@ -29,20 +28,19 @@ func (g *Gate) Enter() bool {
 	return true
 }
 
-// Exit ends what Enter began.
+// Exit says that a call has ended.
 func (g *Gate) Exit() { g.inside.Add(-1) }
 
-// Shut lets no call in any more. It reports whether it was the first to do so.
+// Shut makes Enter return false from now on. It reports whether it was the first to do so.
 func (g *Gate) Shut() bool { return !g.closed.Swap(true) }
 
-// Reopen undoes Shut. What was written before it is seen by the calls that get in.
+// Reopen undoes Shut. Calls that enter then see what was written before Reopen.
 func (g *Gate) Reopen() { g.closed.Store(false) }
 
-// IsShut reports whether no call gets in.
+// IsShut reports whether Enter returns false.
 func (g *Gate) IsShut() bool { return g.closed.Load() }
 
-// Wait returns when all are out. Those inside are about to leave: each has been
-// told to.
+// Wait waits until no call is inside. It polls: the caller has told the calls to end before.
 func (g *Gate) Wait() {
 	for pause := 10 * time.Microsecond; g.inside.Load() > 0; pause = min(2*pause,
 		time.Millisecond) {
@@ -50,15 +48,14 @@ func (g *Gate) Wait() {
 	}
 }
 
-// Tasks are goroutines that a Close waits for. None starts once it does. The zero
-// value is ready.
+// Tasks runs goroutines for which a Close waits. The zero value is ready to use.
 type Tasks struct {
 	mu     sync.Mutex
 	closed bool
 	group  sync.WaitGroup
 }
 
-// Start runs f beside. It reports false when it is too late; then nothing runs.
+// Start runs f in a goroutine. After Wait has been called it runs nothing and returns false.
 func (t *Tasks) Start(f func()) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -69,7 +66,7 @@ func (t *Tasks) Start(f func()) bool {
 	return true
 }
 
-// Wait has nothing start any more, and returns when all that runs has ended.
+// Wait makes Start refuse from now on, and waits until all goroutines have ended.
 func (t *Tasks) Wait() {
 	t.mu.Lock()
 	t.closed = true
@@ -77,7 +74,7 @@ func (t *Tasks) Wait() {
 	t.group.Wait()
 }
 
-// SetDefault sets a field that is zero.
+// SetDefault sets a field that is zero to its default.
 func SetDefault[T comparable](field *T, value T) {
 	var zero T
 	if *field == zero {
@@ -85,8 +82,8 @@ func SetDefault[T comparable](field *T, value T) {
 	}
 }
 
-// CheckWithin returns an error where the value of a field is below low or above high: it names the
-// field, and wraps driver.ErrBounds.
+// CheckWithin returns an error if the value of a field is below low or above high. The error names
+// the field and wraps driver.ErrBounds.
 func CheckWithin(field string, value, low, high int) error {
 	if value < low || value > high {
 		return fmt.Errorf("config: %s %d is not within %d to %d: %w", field, value, low, high,

@@ -10,44 +10,48 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Inbox holds what a backend has received until its program takes it. Any goroutine may
-// call its methods, but Open, at any time.
+// Inbox holds the messages that a backend has received until its program calls Receive. It has a
+// limited number of slots. A sender of the same process (Sender) reserves a slot before the bytes
+// of its batch move, so that the message behind them always finds room.
+//
+// Any goroutine may call the methods at any time, except that Open must come first.
 type Inbox struct {
-	most  int64
-	wake  func()
-	alarm atomic.Bool // there is something to see that is in no list
-	conns atomic.Uint64
+	slots    int64
+	wake     func()
+	alarmed  atomic.Bool   // Alarm was called, and Ready has not reported it yet
+	lastConn atomic.Uint64 // the last result of NewConn
 
-	reserved atomic.Int64 // slots: of messages in list, and of those on their way
+	reserved atomic.Int64 // slots in use: by messages in list, and by those that will be delivered
 
 	mu      sync.Mutex
 	list    []driver.Message
-	starved []*Inbox // of senders that found no slot
+	starved []*Inbox // inboxes of senders that found no free slot: release alarms them
 }
 
-// Open makes room for most messages. wake is called when there is something for the
-// program; it may be called with any lock held.
-func (b *Inbox) Open(most int, wake func()) { b.most, b.wake = int64(most), wake }
+// Open sets the number of slots. The Inbox calls wake when there is something for the program,
+// maybe with locks held: wake must not block.
+func (b *Inbox) Open(slots int, wake func()) { b.slots, b.wake = int64(slots), wake }
 
-// NewConn returns a number for a connection of this backend that it never had before.
-func (b *Inbox) NewConn() uint64 { return b.conns.Add(1) }
+// NewConn returns a new number for a connection of this backend.
+func (b *Inbox) NewConn() uint64 { return b.lastConn.Add(1) }
 
-// Alarm wakes the program for something that is in no list: Ready reports it once.
+// Alarm wakes the program although there may be no message: a sender may try again. Ready reports
+// it once.
 func (b *Inbox) Alarm() {
-	b.alarm.Store(true)
+	b.alarmed.Store(true)
 	b.wake()
 }
 
-// Ready reports whether there is a message, or was an alarm since the last call.
+// Ready reports whether there is a message, or Alarm was called since the last Ready.
 func (b *Inbox) Ready() bool {
 	b.mu.Lock()
 	n := len(b.list)
 	b.mu.Unlock()
-	return n > 0 || b.alarm.Swap(false)
+	return n > 0 || b.alarmed.Swap(false)
 }
 
-// Lost delivers the last word of a connection. It needs no slot.
-func (b *Inbox) Lost(conn uint64) {
+// DeliverLoss delivers the last message of a connection, driver.ErrPeerLost. It needs no slot.
+func (b *Inbox) DeliverLoss(conn uint64) {
 	b.deliver(driver.Message{Conn: conn, Err: driver.ErrPeerLost})
 }
 
@@ -62,11 +66,11 @@ func (b *Inbox) deliver(m driver.Message) {
 func (b *Inbox) Receive(msgs []driver.Message) int {
 	b.mu.Lock()
 	n := copy(msgs, b.list)
-	b.list = slices.Delete(b.list, 0, n) // and keeps none of their bytes alive
+	b.list = slices.Delete(b.list, 0, n) // clears the end, so that no data stays alive
 	b.mu.Unlock()
 	slots := 0
 	for i := range msgs[:n] {
-		if msgs[i].Err == nil { // a last word had none
+		if msgs[i].Err == nil { // the loss of a connection has no slot
 			slots++
 		}
 	}
@@ -76,19 +80,19 @@ func (b *Inbox) Receive(msgs []driver.Message) int {
 	return n
 }
 
-// reserve takes a slot. Where there is none, from is alarmed once one has come free.
+// reserve reserves a slot. If none is free it returns false, and a later release alarms from.
 func (b *Inbox) reserve(from *Inbox) bool {
-	for b.reserved.Add(1) > b.most {
+	for b.reserved.Add(1) > b.slots {
 		b.reserved.Add(-1)
-		b.starve(from) // and look again: a slot may have come free before
-		if b.reserved.Load() >= b.most {
+		b.addStarved(from)
+		if b.reserved.Load() >= b.slots { // else a release came before addStarved: try again
 			return false
 		}
 	}
 	return true
 }
 
-func (b *Inbox) starve(from *Inbox) {
+func (b *Inbox) addStarved(from *Inbox) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !slices.Contains(b.starved, from) {
@@ -96,7 +100,7 @@ func (b *Inbox) starve(from *Inbox) {
 	}
 }
 
-// release gives slots back and alarms the senders that found none.
+// release frees slots and alarms the senders that found none.
 func (b *Inbox) release(n int) {
 	b.reserved.Add(int64(-n))
 	b.mu.Lock()
@@ -108,21 +112,22 @@ func (b *Inbox) release(n int) {
 	b.starved = b.starved[:0]
 }
 
-// Notification is a message that waits for its bytes, and for the messages before it.
+// Notification is a message that is not delivered yet: the bytes of its batch are not complete, or
+// an earlier message is not delivered.
 type Notification struct {
 	data []byte
-	done bool
-	err  error
+	done bool  // the batch has ended: Post was called
+	err  error // the message must not be delivered
 }
 
-// Sender keeps the notifications of one connection in the order of submission. Any
-// goroutine may call its methods at any time.
+// Sender delivers the notifications of one connection in the order of submission. Any goroutine may
+// call its methods at any time.
 type Sender struct {
-	From, To *Inbox // of both backends; set before use
-	Conn     uint64 // what To's backend calls the connection; set before use
+	From, To *Inbox // of the sending and of the receiving backend; set before use
+	Conn     uint64 // the number of the connection in To's messages; set before use
 
 	mu   sync.Mutex
-	list []*Notification
+	list []*Notification // in the order of submission
 }
 
 // Reserve reserves a slot in the receiver's inbox and a position in this sender's order for
@@ -143,7 +148,7 @@ func (s *Sender) Reserve(b *driver.Batch) (*Notification, error) {
 	return n, nil
 }
 
-// Send delivers a message that belongs to no bytes, behind all that are reserved.
+// Send delivers a message that belongs to no batch, after all messages that are reserved.
 func (s *Sender) Send(msg []byte) error {
 	n, err := s.Reserve(&driver.Batch{Tail: driver.NotifyTail, Notify: msg})
 	if err == nil {
@@ -152,8 +157,8 @@ func (s *Sender) Send(msg []byte) error {
 	return err
 }
 
-// Post ends the wait of a notification for its bytes, with err if it must not arrive, and
-// delivers all that no longer wait for an earlier one. A nil Notification is none.
+// Post says that the batch of a notification has ended. With an error the message is dropped. Post
+// delivers each message of the connection whose turn has come. It does nothing if n is nil.
 func (s *Sender) Post(n *Notification, err error) {
 	if n == nil {
 		return

@@ -99,7 +99,7 @@ func TestFull(t *testing.T) {
 func TestLastWord(t *testing.T) {
 	w := newWiredInboxes(1)
 	w.reserve(t, "a")
-	w.To.Lost(w.Conn)
+	w.To.DeliverLoss(w.Conn)
 	require.True(t, w.To.Ready())
 	var msgs [2]driver.Message
 	require.Equal(t, 1, w.To.Receive(msgs[:]))

@@ -25,8 +25,8 @@ type KeyTable[M any] struct {
 	free     []uint32
 }
 
-// Take reserves a key for a memory that no lookup finds yet: one that came free, the
-// last first, or else the next. The error wraps driver.ErrFull.
+// Take reserves a key for a memory; At does not find it before Put. It prefers the key that was
+// freed last. The error wraps driver.ErrFull.
 func (t *KeyTable[M]) Take() (key uint32, epoch uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -44,15 +44,14 @@ func (t *KeyTable[M]) Take() (key uint32, epoch uint64, err error) {
 	return uint32(n), 1, nil
 }
 
-// Put shows a memory under a key that was taken.
+// Put makes At find a memory under a key of Take.
 func (t *KeyTable[M]) Put(key uint32, m *M) {
 	t.mu.Lock()
 	t.memories[key] = m
 	t.mu.Unlock()
 }
 
-// Free forgets the memory of a key, if it has one, and gives the key to the next Take, with the
-// epoch behind the present one.
+// Free removes the memory of a key, if it has one, and frees the key, with the next epoch.
 func (t *KeyTable[M]) Free(key uint32) {
 	t.mu.Lock()
 	t.memories[key] = nil
@@ -61,7 +60,7 @@ func (t *KeyTable[M]) Free(key uint32) {
 	t.mu.Unlock()
 }
 
-// At returns what a key names, nil for nothing.
+// At returns what a key names, or nil.
 func (t *KeyTable[M]) At(key uint32) *M {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -71,7 +70,7 @@ func (t *KeyTable[M]) At(key uint32) *M {
 	return t.memories[key]
 }
 
-// All lists the memories.
+// All returns the memories.
 func (t *KeyTable[M]) All() (list []*M) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -83,8 +82,8 @@ func (t *KeyTable[M]) All() (list []*M) {
 	return list
 }
 
-// Imports holds by key what a peer has accepted. A key that comes free is used again, the last
-// first. The zero value is empty. Its caller holds a lock.
+// Imports is the table of memories that a peer has imported, by key. It uses the key again that was
+// freed last. The zero value is empty. The caller holds a lock.
 type Imports[R any] struct {
 	list []*R // nil: free
 	free []uint32
@@ -104,7 +103,7 @@ func (i *Imports[R]) Add(r *R) (key uint32, err error) {
 	return uint32(len(i.list) - 1), nil
 }
 
-// At returns what a key names, nil for nothing.
+// At returns what a key names, or nil.
 func (i *Imports[R]) At(key uint32) *R {
 	if uint64(key) >= uint64(len(i.list)) {
 		return nil
@@ -112,7 +111,7 @@ func (i *Imports[R]) At(key uint32) *R {
 	return i.list[key]
 }
 
-// Drop makes a key free and returns what it named, nil for nothing.
+// Drop frees a key and returns what it named, or nil.
 func (i *Imports[R]) Drop(key uint32) *R {
 	r := i.At(key)
 	if r != nil {
@@ -122,7 +121,7 @@ func (i *Imports[R]) Drop(key uint32) *R {
 	return r
 }
 
-// Replace has a key name another one, if it still names r. It reports whether it does.
+// Replace makes a key name another import if it still names r, and reports whether it did.
 func (i *Imports[R]) Replace(key uint32, r, other *R) bool {
 	if i.At(key) != r {
 		return false
@@ -131,19 +130,19 @@ func (i *Imports[R]) Replace(key uint32, r, other *R) bool {
 	return true
 }
 
-// Owner names a backend.
+// Owner identifies a backend by a random number.
 type Owner [8]byte
 
-// NewOwner draws a name.
+// NewOwner returns a new random Owner.
 func NewOwner() (id Owner) {
 	_, _ = rand.Read(id[:]) // never fails: it ends the program instead
 	return id
 }
 
-// Token is what a peer must show: the secret, key, epoch and size, and a check
-// that tells a damaged or foreign token from an old one. How to reach the bytes
-// is not in it: that the owner tells a peer that shows the secret, so no other learns
-// it, and a token stays short.
+// Token is what a peer must present to import a memory: secret, key, epoch and size, and a check
+// that tells a damaged or foreign token from an old one. A token does not say how to reach the
+// bytes: the owner tells that to a peer that presents the secret. So only that peer learns it, and
+// a token is short.
 type Token struct {
 	Secret [16]byte
 	Key    uint32
@@ -151,14 +150,14 @@ type Token struct {
 	Size   uint64
 }
 
-// KeyLimit bounds the keys of a backend: all are below.
+// KeyLimit bounds the keys of a backend: all are below it.
 const KeyLimit = 1 << 20
 
-// checkBytes is enough for the right words: what a token opens the owner decides,
-// who compares the secret. 2,048 regions fit in 64 KiB with it.
+// checkBytes is the length of the check. Two bytes suffice for a good error message; security
+// depends on the secret, which the owner compares. So 2,048 tokens fit in 64 KiB.
 const tokenCheckBytes = 2
 
-// Append writes the token of an owner's memory.
+// Append appends the token of an owner's memory.
 func (t *Token) Append(dst []byte, owner *Owner) []byte {
 	start := len(dst)
 	dst = append(dst, t.Secret[:]...)
@@ -170,15 +169,14 @@ func (t *Token) Append(dst []byte, owner *Owner) []byte {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// check is a CRC-32C folded to two bytes: every bit of a token counts, and of the owner. A
-// peer that has a token can compute it, as it could any digest without a key.
+// check is a CRC-32C, folded to two bytes, of the token and the owner. It protects against damage
+// only: any peer that has a token can compute it.
 func tokenCheck(body []byte, owner *Owner) uint16 {
 	sum := crc32.Update(crc32.Checksum(owner[:], castagnoli), castagnoli, body)
 	return uint16(sum>>16 ^ sum)
 }
 
-// DecodeToken reads what passes for a token of an owner. The error wraps
-// driver.ErrBadToken.
+// DecodeToken decodes a token that a peer presents to an owner. The error wraps driver.ErrBadToken.
 func DecodeToken(b []byte, owner *Owner) (t Token, err error) {
 	if len(b) < 16+3+tokenCheckBytes || len(b) > 16+5+10+10+tokenCheckBytes {
 		return t, fmt.Errorf("token of %d bytes: %w", len(b), driver.ErrBadToken)

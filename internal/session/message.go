@@ -9,17 +9,18 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// MessageReader takes fields off a message, numbers with the low byte first. After the first
-// that is not there all are zero, so that the caller asks once, at the end.
+// MessageReader decodes the fields of a message in order. Numbers are little-endian. After a field
+// that is missing or wrong, all further fields are zero: the caller checks once, at the end, with
+// Done.
 type MessageReader struct {
 	rest   []byte
 	failed bool
 }
 
-// ReadMessage begins with the first byte of b.
+// ReadMessage returns a reader that starts at the first byte of b.
 func ReadMessage(b []byte) MessageReader { return MessageReader{rest: b} }
 
-// Bytes returns the next n, which stay the message's.
+// Bytes returns the next n bytes, which alias the message.
 func (r *MessageReader) Bytes(n int) []byte {
 	if n < 0 || n > len(r.rest) {
 		r.Fail()
@@ -33,10 +34,10 @@ func (r *MessageReader) Bytes(n int) []byte {
 // Rest returns how many bytes are left.
 func (r *MessageReader) Rest() int { return len(r.rest) }
 
-// Fail has Done say no.
+// Fail makes Done return false.
 func (r *MessageReader) Fail() { r.failed, r.rest = true, nil }
 
-// Failed reports whether something was missing or wrong.
+// Failed reports whether a field was missing or wrong.
 func (r *MessageReader) Failed() bool { return r.failed }
 
 // Uint8 returns one byte.
@@ -78,10 +79,10 @@ func (r *MessageReader) Flag() bool {
 	return b == 1
 }
 
-// Done reports whether all was there and nothing is left.
+// Done reports whether all fields were there and no byte is left.
 func (r *MessageReader) Done() bool { return !r.failed && len(r.rest) == 0 }
 
-// FlagByte is what MessageReader.Flag reads.
+// FlagByte returns the byte that Flag decodes.
 func FlagByte(set bool) byte {
 	if set {
 		return 1
@@ -89,10 +90,10 @@ func FlagByte(set bool) byte {
 	return 0
 }
 
-// Status is how the owner of memory answers.
+// Status is the owner's answer to a request for memory.
 type Status uint8
 
-// The answers.
+// The values of Status.
 const (
 	StatusOK Status = iota
 	StatusRevoked
@@ -110,7 +111,7 @@ var statusErrors = [...]error{
 	StatusBounds: driver.ErrBounds, StatusFault: driver.ErrFault,
 }
 
-// Err is the sentinel that says the same.
+// Err returns the error that the status stands for.
 func (s Status) Err() error {
 	if int(s) >= len(statusErrors) {
 		return driver.ErrCorrupt
@@ -118,7 +119,7 @@ func (s Status) Err() error {
 	return statusErrors[s]
 }
 
-// StatusOf is the other way round.
+// StatusOf returns the status that stands for an error.
 func StatusOf(err error) Status {
 	for s, e := range statusErrors {
 		if e == nil && err == nil || e != nil && errors.Is(err, e) {

@@ -15,19 +15,19 @@ import (
 // Limits of a description.
 const (
 	NameMax     = 255     // bytes of an engine's, a backend's or a region's name
-	BackendsMax = 32      // as many as bits in Region's set
+	BackendsMax = 32      // as many as Region.Set has bits
 	RegionsMax  = 1 << 20 // 1 Mi
-	NotifyMax   = 1 << 30 // bytes of a notification, whatever an engine's limit
+	NotifyMax   = 1 << 30 // highest value of Description.NotifyMax
 )
 
 // ID names an engine or a host.
 type ID [16]byte
 
-// Description is what an engine says of itself. A lease is one without
-// addresses and with one region.
+// Description is what one engine tells another about itself: how to connect to it, and which memory
+// it offers. A lease is a Description too: its Backends have no addresses, and it has one region.
 type Description struct {
 	Engine   ID
-	Host     ID // engines with the same one may share memory
+	Host     ID // engines with the same Host may share memory
 	Name     string
 	Backends []Backend
 	Regions  []Region
@@ -51,20 +51,20 @@ type Backend struct {
 	Addr []byte
 }
 
-// Region is a named range with a token for each backend that serves it.
+// Region is a named memory with a token for each backend that serves it.
 type Region struct {
 	Name     string
 	Kind     driver.Kind
 	ReadOnly bool
 	Size     uint64
-	Only     driver.Ranges // what peers may reach of it; nil: all
+	Only     driver.Ranges // the ranges that peers may access; nil: all of it
 
-	Set    uint32   // a bit for each backend that has a token, by index of Description.Backends
-	Tokens [][]byte // of those, in order
+	Set    uint32   // bit i is set if Description.Backends[i] has a token for the region
+	Tokens [][]byte // the tokens of those backends, in the order of the bits
 }
 
-// Pack takes tokens by index of Description.Backends, nil where there is none. The list is
-// the Region's from then on.
+// Pack sets Set and Tokens. list has the token of each of Description.Backends, or nil for a
+// backend that has none. The Region keeps list, and changes it.
 func (r *Region) Pack(list [][]byte) {
 	r.Set, r.Tokens = 0, list[:0]
 	for i, token := range list {
@@ -75,7 +75,7 @@ func (r *Region) Pack(list [][]byte) {
 	}
 }
 
-// Token returns the token of a backend, nil where there is none.
+// Token returns the token of Description.Backends[backend], or nil if that has none.
 func (r *Region) Token(backend int) []byte {
 	if backend >= BackendsMax || r.Set&(1<<backend) == 0 {
 		return nil
@@ -83,21 +83,22 @@ func (r *Region) Token(backend int) []byte {
 	return r.Tokens[bits.OnesCount32(r.Set&(1<<backend-1))]
 }
 
-// Beside the kind.
+// The flags of a region. They share a byte with its Kind.
 const (
 	readOnlyFlag = 1 << 7
-	rangesFlag   = 1 << 6
+	rangesFlag   = 1 << 6 // Only follows the tokens
 )
 
-// Encode appends the framed description. Names share their beginnings with the
-// name before, tokens with the token before of the same region: that halves a
-// description, since tokens of one region begin with the same secret.
+// Encode appends the description to dst, in a frame (wire.go). It uses front coding: a name is
+// written as the number of bytes that it has in common with the name of the region before, and the
+// rest; a token likewise, after the token before of the same region. That halves a description,
+// because the tokens of a region begin with the same secret.
 func Encode(dst []byte, d *Description) ([]byte, error) {
 	if err := d.check(); err != nil {
 		return dst, err
 	}
 	start := len(dst)
-	b := append(slices.Grow(dst, d.room()), magic...)
+	b := append(slices.Grow(dst, d.estimateSize()), magic...)
 	b = append(b, Version)
 	b = append(b, d.Engine[:]...)
 	b = append(b, d.Host[:]...)
@@ -117,8 +118,8 @@ func Encode(dst []byte, d *Description) ([]byte, error) {
 	return seal(b, start), nil
 }
 
-// room is about what a description takes: one allocation for most.
-func (d *Description) room() int {
+// estimateSize returns about how many bytes the encoding has, so that Encode mostly allocates once.
+func (d *Description) estimateSize() int {
 	n := 128 + len(d.Name)
 	for i := range d.Backends {
 		n += 16 + len(d.Backends[i].Name) + len(d.Backends[i].Addr)
@@ -134,7 +135,7 @@ func (d *Description) room() int {
 }
 
 func appendRegion(b []byte, previous string, r *Region) []byte {
-	b = appendFront(b, previous, r.Name)
+	b = appendFrontCoded(b, previous, r.Name)
 	flags := byte(r.Kind)
 	if r.ReadOnly {
 		flags |= readOnlyFlag
@@ -149,7 +150,7 @@ func appendRegion(b []byte, previous string, r *Region) []byte {
 		if i == 0 {
 			b = appendBlock(b, token)
 		} else {
-			b = appendFront(b, r.Tokens[i-1], token)
+			b = appendFrontCoded(b, r.Tokens[i-1], token)
 		}
 	}
 	if r.Only != nil {
@@ -205,7 +206,7 @@ func (d *Description) checkRegion(r *Region) error {
 	return nil
 }
 
-// Equal reports whether two descriptions say the same.
+// Equal reports whether two descriptions have the same encoding.
 func (d *Description) Equal(o *Description) bool {
 	a, errA := Encode(nil, d)
 	b, errB := Encode(nil, o)

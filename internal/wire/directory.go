@@ -14,9 +14,9 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Directory is a description that was read. Its regions stay as they were sent, and are decoded
-// when they are asked for: since names share their beginnings, all of them decoded would take many
-// times what a peer has sent.
+// Directory is a description that was received. It keeps the regions encoded, and decodes a region
+// when it is asked for: because of front coding, all regions decoded may take many times the bytes
+// that the peer has sent.
 type Directory struct {
 	Description // without Regions
 
@@ -27,7 +27,8 @@ type Directory struct {
 	seed   maphash.Seed
 }
 
-// mark is where a region begins, and the name before it, whose beginning it may share.
+// mark is a place in the encoded regions from which decoding can start: where a region begins, and
+// the name of the region before, which front coding needs.
 type mark struct {
 	at       int
 	previous string
@@ -36,7 +37,7 @@ type mark struct {
 // markEvery is how many regions are decoded at most to find one.
 const markEvery = 32
 
-// Read reads a framed description and nothing but it. The result aliases b.
+// Read decodes a framed description, which must be all of b. The result aliases b.
 func Read(b []byte) (*Directory, error) {
 	body, err := open(b)
 	if err != nil {
@@ -79,15 +80,16 @@ func Read(b []byte) (*Directory, error) {
 	return d, nil
 }
 
-// hash is that of a name, above the bits of an index. No peer can know what gives the same.
+// hash returns a hash of a name; the low bits, those of an index, are 0. It is seeded, so that no
+// peer can choose names with the same hash.
 func (d *Directory) hash(name string) uint64 { return maphash.String(d.seed, name) &^ indexMask }
 
 const indexMask = 1<<32 - 1
 
-// Len is the number of regions.
+// Len returns the number of regions.
 func (d *Directory) Len() int { return d.count }
 
-// Region returns the region of that name; of several the last.
+// Region returns the region with a name. If several have the name, it returns the last one.
 func (d *Directory) Region(name string) (region Region, known bool) {
 	if d.count == 0 {
 		return region, false
@@ -105,7 +107,7 @@ func (d *Directory) Region(name string) (region Region, known bool) {
 	return Region{}, false
 }
 
-// Only returns the region of a description that has one, as that of a lease.
+// Only returns the region of a description that has exactly one, such as that of a lease.
 func (d *Directory) Only() (region Region, is bool) {
 	for region = range d.All() {
 		break
@@ -113,10 +115,10 @@ func (d *Directory) Only() (region Region, is bool) {
 	return region, d.count == 1
 }
 
-// All returns the regions in the order in which they were sent.
+// All returns the regions in the order of the encoding.
 func (d *Directory) All() iter.Seq[Region] { return d.from(0) }
 
-// from returns the regions from an index on. They have been checked.
+// from returns the regions from an index on. Read has checked their encoding.
 func (d *Directory) from(first int) iter.Seq[Region] {
 	return func(yield func(Region) bool) {
 		if d.count == 0 {
@@ -135,7 +137,8 @@ func (d *Directory) from(first int) iter.Seq[Region] {
 	}
 }
 
-// Decode is Read with all regions. It is for a few of them, as in a lease.
+// Decode decodes a description with all its regions. It is for descriptions of few regions, such as
+// a lease.
 func Decode(b []byte) (*Description, error) {
 	d, err := Read(b)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// CheckName wants a name that a terminal and a log can show: at most NameMax bytes of UTF-8 without
-// control characters. A peer that may name its regions as it likes shall not write between the
-// lines of a list of them.
+// CheckName returns an error unless a terminal and a log can show the name: it must be at most
+// NameMax bytes of UTF-8 without control characters. A peer chooses the names of its regions, and
+// must not be able to write other lines into a list of them.
 func CheckName(name string) error {
 	if len(name) > NameMax {
 		return fmt.Errorf("name of %d bytes, at most %d: %w", len(name), NameMax, driver.ErrBounds)

@@ -16,7 +16,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Version is the format that this package writes and the only one it reads.
+// Version is the version of the format: this package writes and reads no other.
 const Version = 4
 
 const (
@@ -27,7 +27,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// seal appends the checksum of all of b from start on.
+// seal appends the checksum of b[start:].
 func seal(b []byte, start int) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
 }
@@ -50,8 +50,8 @@ func open(b []byte) ([]byte, error) {
 	return body[headLen:], nil
 }
 
-// reader takes a body apart. The first error sticks and later calls return
-// zero, so that a decoder reads straight on and asks once.
+// reader decodes a body. After the first error all calls return zero, so that a decoder checks for
+// an error once, at the end.
 type reader struct {
 	rest   []byte
 	spare  uint64 // bytes that front may still repeat
@@ -59,8 +59,8 @@ type reader struct {
 	err    error
 }
 
-// A body may repeat, by front, this many times its own bytes: several times what
-// names and tokens of real regions come to.
+// A body may repeat, by front coding, this many times its own bytes: several times what names and
+// tokens of real regions need.
 const repeatsMax = 16
 
 var errShort = errors.New("ends early")
@@ -72,7 +72,7 @@ func (r *reader) fail(err error) {
 	r.rest = nil
 }
 
-// uvarint reads one integer of at most limit.
+// uvarint decodes an integer of at most limit.
 func (r *reader) uvarint(limit uint64) uint64 {
 	v, n := binary.Uvarint(r.rest)
 	switch {
@@ -92,7 +92,7 @@ func (r *reader) uvarint(limit uint64) uint64 {
 	return v
 }
 
-// bytes reads n raw bytes, aliasing the input.
+// bytes returns the next n bytes, which alias the input.
 func (r *reader) bytes(n uint64) []byte {
 	if r.err != nil {
 		return nil
@@ -106,10 +106,10 @@ func (r *reader) bytes(n uint64) []byte {
 	return b
 }
 
-// block reads a length of at most limit and as many bytes.
+// block decodes a length of at most limit, and returns as many bytes.
 func (r *reader) block(limit uint64) []byte { return r.bytes(r.uvarint(limit)) }
 
-// front reads a block that shares its beginning with prev.
+// front decodes bytes that are front-coded after prev.
 func (r *reader) front(prev []byte, limit uint64) []byte {
 	shared := r.uvarint(uint64(len(prev)))
 	tail := r.block(limit - min(shared, limit))
@@ -135,7 +135,8 @@ func appendBlock[T ~string | ~[]byte](dst []byte, b T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(b))), b...)
 }
 
-func appendFront[T ~string | ~[]byte](dst []byte, prev, b T) []byte {
+// appendFrontCoded appends how many first bytes of b are those of prev, and the rest of b.
+func appendFrontCoded[T ~string | ~[]byte](dst []byte, prev, b T) []byte {
 	n := 0
 	for n < len(prev) && n < len(b) && prev[n] == b[n] {
 		n++

@@ -171,7 +171,7 @@ func (l *inLink) run() {
 	}
 	if l.q == nil {
 		l.r.mu.Lock()
-		l.r.count.ended(l.reason)
+		l.r.count.addEnd(l.reason)
 		l.r.drop(l)
 		l.r.mu.Unlock()
 		l.r.notify(l.from, l.session, kindEnd, l.reason)

@@ -215,7 +215,7 @@ func (p *GroupPush) fail(end *EndError, from *outLink) {
 		end.Peer = p.s.cfg.Peers[from.to].Name()
 	}
 	p.err, end.counted = end, true
-	p.s.count.ended(end.Reason)
+	p.s.count.addEnd(end.Reason)
 	close(p.over)
 	for _, l := range p.links {
 		if l == from || l.confirmed {

@@ -135,7 +135,7 @@ func (r *GroupReceiver) add(request uint64) *GroupRequest {
 // that come to it late. Precondition: r.mu is held.
 func (r *GroupReceiver) remember(q *GroupRequest) {
 	delete(r.requests, q.ID)
-	r.count.ended(q.end.Reason)
+	r.count.addEnd(q.end.Reason)
 	r.past[q.ID] = q.end.Reason
 	r.pastList = append(r.pastList, q.ID)
 	if len(r.pastList) > r.cfg.RequestsMax {
@@ -202,7 +202,7 @@ func (r *GroupReceiver) receive(n engine.Notification) {
 // wait. Where too many are under way, the sender's own limit ends its wait. Precondition: r.mu is
 // held.
 func (r *GroupReceiver) refuse(from int, session uint64, reason Reason) {
-	r.count.ended(reason)
+	r.count.addEnd(reason)
 	select {
 	case r.refusing <- struct{}{}:
 		r.refusals.Go(func() {

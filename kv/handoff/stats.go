@@ -4,22 +4,24 @@ package handoff
 
 import "sync/atomic"
 
-// Stats are running totals of one side.
+// Stats has the running totals of one member of a Group: what has happened since it was made. A
+// request that has begun and is in neither Finished nor Ended is under way.
 type Stats struct {
-	Begun       uint64            // requests
-	Finished    uint64            // of them, handed over
-	Ended       map[Reason]uint64 // of them, by why they were not
-	Strays      uint64            // messages that no request wanted, late ones for example
+	Begun       uint64            // requests that have begun
+	Finished    uint64            // requests that were handed over
+	Ended       map[Reason]uint64 // requests that were not, by reason
+	Strays      uint64            // messages that belong to no request, for example late ones
 	Quarantined uint64            // leases that could not be revoked in time
 }
 
+// counters are Stats as they are counted. Any goroutine may add to them.
 type counters struct {
 	begun, finished, strays, quarantined atomic.Uint64
 
-	ends [len(reasons)]atomic.Uint64
+	ends [len(reasons)]atomic.Uint64 // by Reason
 }
 
-func (c *counters) ended(r Reason) {
+func (c *counters) addEnd(r Reason) {
 	if r.valid() {
 		c.ends[r].Add(1)
 	}

@@ -35,8 +35,8 @@ type ring struct {
 	live     []int // indices of the items that have memory, oldest first
 }
 
-// alignFrom returns the first offset from at on where an item may begin that does not follow its
-// neighbour.
+// alignFrom returns the first aligned offset at or after at. An item begins at such an offset,
+// unless place puts it right after its neighbour in the file.
 func (r *ring) alignFrom(at int64, it *item) int64 {
 	if r.straight {
 		return at + (it.offset-at)&(pageBytes-1)
@@ -44,9 +44,15 @@ func (r *ring) alignFrom(at int64, it *item) int64 {
 	return (at + align - 1) / align * align
 }
 
-// place allocates memory for item i. follows says that it comes right after the last one in its
-// file: place then also puts it right after that one in memory, so that one read can cover both. It
-// returns false if there is no room until an item is released.
+// place allocates memory for item i, after the newest item or, if there is no room up to the end of
+// memory, at the front. It returns false if an item must be released before.
+//
+//	     oldest       newest               newest         oldest
+//	[....|##############|....]    [##########|.............|########]
+//	                     ^ here, else at 0    ^ here: the allocation has wrapped
+//
+// follows says that the item comes right after the newest one in its file. place then also puts it
+// right after that one in memory if it can, so that one read covers both.
 func (r *ring) place(items []item, i int, follows bool) bool {
 	it := &items[i]
 	at, limit := int64(0), int64(len(r.memory))
@@ -87,7 +93,7 @@ func (r *ring) release(items []item) {
 	}
 }
 
-// held counts the tensors that the caller has yet to release.
+// held returns how many tensors the caller has and has not released.
 func (r *ring) held(items []item) (n int) {
 	for _, i := range r.live {
 		if items[i].state == ready {
