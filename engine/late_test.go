@@ -49,20 +49,28 @@ func TestOutcomeIsFinal(t *testing.T) {
 }
 
 // TestAbortEndsItsOwnPostAlone has an Abort go on after the post that it was to end has ended,
-// and another goroutine has posted anew: that post succeeds.
+// and another goroutine has posted anew: that post moves all of its batches, also the last, which
+// was not submitted yet.
 func TestAbortEndsItsOwnPostAlone(t *testing.T) {
 	f := &fake{manual: true}
 	p, src, m := overFake(t, f, time.Minute)
 	tr := transfer(t, p, Write)
-	check(t, tr.Add(src, 0, m, 0, 100))
+	scattered(t, tr, src, m, 2)
+	check(t, tr.Notify([]byte("end"))) // goes with the second batch, which waits for the first
+	succeed := func() {
+		t.Helper()
+		for range 2 {
+			until(t, "a batch is under way", func() bool { tr.Done(); return f.finishOne(nil) })
+		}
+		require.NoError(t, tr.Wait(within(t)))
+	}
 	check(t, tr.Post())
 	first := tr.state().generation() // as Abort reads it
-	f.finishOne(nil)
-	require.NoError(t, tr.Wait(within(t)))
+	succeed()
 	check(t, tr.Post())
 	require.NoError(t, tr.abort(within(t), first))
-	f.finishOne(nil)
-	require.NoError(t, tr.Wait(within(t)), "an Abort of the post before has ended it")
+	succeed()
+	require.Equal(t, []int{1, -1, 1, -1}, f.seen(), "an Abort of the post before has ended it")
 }
 
 // TestAbortOfAnUnansweredPost is asked about a post for whose pieces the peer did not answer,

@@ -91,6 +91,22 @@ func TestGateThatCouldNotBeShut(t *testing.T) {
 	line.Store(0)
 }
 
+// TestCloseThatCannotShutTheGate: neither Close nor a Revoke afterwards says that a silent writer
+// is kept out while the gate that it may have taken stands open.
+func TestCloseThatCannotShutTheGate(t *testing.T) {
+	owner, err := New(Config{})
+	require.NoError(t, err)
+	far, _ := share(t, owner, drivertest.ForeignMemory, 4096)
+	_, err = far.AppendToken(nil)
+	require.NoError(t, err)
+	line := dial(t, open(t, Config{}), owner.Addr()).announce(far.Key(), driver.Write, 7)
+	back := away(t, owner.gate.page)
+	require.ErrorIs(t, owner.Close(), unix.ENOMEM)
+	require.ErrorIs(t, far.Revoke(t.Context()), driver.ErrTimeout)
+	back()
+	line.Store(0)
+}
+
 // TestGatesAreGivenBack has a peer be silent in one write after the other, each of which leaves
 // later: no more gates are kept than writers are under way.
 func TestGatesAreGivenBack(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 
 // Thousands of regions must fit in one description of 64 KiB.
 func TestTokensAreShort(t *testing.T) {
-	b := open(t, Config{})
+	b := open(t, Config{KeysMax: 2049})
 	m, _ := share(t, b, drivertest.HostMemory, 16<<20)
 	longest := 0
 	for i := range 2048 {
@@ -32,6 +32,8 @@ func TestTokensAreShort(t *testing.T) {
 		t.Errorf("a token takes %d bytes, want at most 28", longest)
 	}
 	require.Len(t, b.arenas, 1, "of 2,049 ranges of one Shared")
+	_, err := b.Register(driver.Segment{Kind: driver.DRAM, Mem: m.bytes[:4096], Len: 4096})
+	require.ErrorIs(t, err, driver.ErrFull, "over KeysMax")
 }
 
 // A Shared whose pages moved by another hand is mapped anew, and descriptors

@@ -266,9 +266,13 @@ func TestPeersThatCheat(t *testing.T) {
 			table(off, n, data))
 	}
 	for name, say := range map[string][]byte{
-		"past the end":       write(m, m.ticket.Load(), 4000, 97, 97),
-		"by an overflow":     write(m, m.ticket.Load(), ^uint64(0)-5, 16, 16),
-		"more than it says":  write(m, m.ticket.Load(), 0, 16, 17),
+		"past the end":          write(m, m.ticket.Load(), 4000, 97, 97),
+		"of more than there is": write(m, m.ticket.Load(), 0, 5000, 5000),
+		"by an overflow":        write(m, m.ticket.Load(), ^uint64(0)-5, 16, 16),
+		"more than it says":     write(m, m.ticket.Load(), 0, 16, 17),
+		"an empty range": frame(header{kind: kindWrite, count: 2, key: m.key,
+			ticket: m.ticket.Load(), stamp: clock.Now()}, append(appendEntry(nil, 0, 0),
+			table(0, 16, 16)...)),
 		"to constant memory": write(constant, constant.ticket.Load(), 0, 16, 16),
 		"a Read past the end": frame(header{kind: kindRead, count: 1, key: m.key,
 			ticket: m.ticket.Load()}, table(4000, 97, 0)),

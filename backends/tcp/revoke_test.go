@@ -54,6 +54,35 @@ func TestRevokeWaitsForThePieceInHand(t *testing.T) {
 	require.Zero(t, mem[0])
 }
 
+// A part of a Read whose memory is revoked before its bytes are read has zeros in their place, and
+// says so, whether they would go through a chunk or from where they lie.
+func TestRevokedPayloadIsNotRead(t *testing.T) {
+	b := open(t, Config{})
+	for _, n := range []uint64{16, gatherMin} {
+		m, mem := share(t, b, n)
+		fill(mem, 9)
+		c := &conn{b: b}
+		o := &c.out
+		o.chunk = b.chunks.get()
+		o.chunk.n = 0
+		o.payload = payload{mem: mem, owned: m, ticket: m.ticket.Load(),
+			ranges: ranges{left: n, table: appendEntry(nil, 0, n)}}
+		if n >= gatherMin {
+			require.True(t, c.addPayload()) // as a direct run
+		}
+		require.NoError(t, m.Revoke(t.Context()))
+		written, err := c.writeOnce(-1)
+		require.NoError(t, err)
+		require.Zero(t, written)
+		for o.payload.left > 0 && c.addPayload() {
+			continue
+		}
+		require.Equal(t, session.StatusRevoked, o.payload.status, "%d bytes", n)
+		require.Equal(t, make([]byte, n), o.chunk.mem[:o.chunk.n])
+		o.release(b)
+	}
+}
+
 // renewing is memory of which the pages can be exchanged.
 type renewing struct {
 	driver.Shared

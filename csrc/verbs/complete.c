@@ -134,7 +134,9 @@ static unsigned take_from(struct sl_verbs_rail *p, struct ibv_cq *cq, unsigned m
 
 unsigned sl_verbs_take_completions(struct sl_verbs_rail *p)
 {
-	return take_from(p, p->send_cq, TAKE_MAX) + take_from(p, p->receive_cq, TAKE_MAX);
+	unsigned sends = take_from(p, p->send_cq, TAKE_MAX);
+
+	return sends + take_from(p, p->receive_cq, TAKE_MAX);
 }
 
 void sl_verbs_take_receives(struct sl_verbs_rail *p)
