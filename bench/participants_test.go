@@ -28,7 +28,7 @@ func TestParticipantsOfEachLane(t *testing.T) {
 		RDMA:    {"sluice-rdma", "nixl", "nixl-polled", "perftest"},
 		File:    {"sluice-posix", "nixl", "nixl-uring", "sluice-nixl", "fio", "pread"},
 		Weights: {"sluice-weights", "mmap", "fio"},
-		GPU:     {"sluice-cuda", "sluice-async", "sluice-rows", "sluice-engine",
+		GPU: {"sluice-cuda", "sluice-async", "sluice-rows", "sluice-engine",
 			"copy-engine"},
 		GPUFile: {"sluice-gds", "staged"},
 		CacheShm: {"sluice-cache", "sluice-cache-first", "sluice-cache-own", "memcpy",

@@ -426,7 +426,7 @@ func (s *scheduler) tick() {
 			continue
 		}
 		if _, ok := t.pin(); ok {
-			next = min(next, s.look(t, now))
+			next = min(next, s.checkPost(t, now))
 			t.unpin()
 		}
 	}
@@ -437,9 +437,9 @@ func (s *scheduler) tick() {
 	}
 }
 
-// look is tick's part for one post. It returns when the next look is due.
+// checkPost is tick's part for one post. It returns when the next is due.
 // Preconditions: the post is pinned.
-func (s *scheduler) look(t *Transfer, now time.Duration) time.Duration {
+func (s *scheduler) checkPost(t *Transfer, now time.Duration) time.Duration {
 	next := time.Duration(math.MaxInt64)
 	if n := t.holds.Load(); n != nil && s.waiting.Load() > 0 {
 		began := time.Duration(t.deadline.Load()) - s.e.cfg.TransferTimeout // or had a batch end

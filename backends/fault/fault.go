@@ -23,8 +23,8 @@
 // flight from Submit until its completion was polled, of which there are at most flightsMax. Submit
 // (peer.go) asks the rules for a verdict (rules.go) and submits the batch to the wrapped backend
 // now, later or never. Poll takes all completions of the wrapped backend, and holds back those for
-// which the verdict says so (flight.go). Timers do what is due later. They wake a sleeping program
-// through the wrapped backend's own eventfd.
+// which the verdict says so (flight.go). Timers of the backend submit and complete what is due
+// later, and wake a sleeping program through the wrapped backend's own eventfd.
 package fault
 
 import (

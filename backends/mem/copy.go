@@ -57,7 +57,7 @@ type cursor struct {
 	pattern driver.Pattern // Count is 0 where there is none
 
 	i   int                     // index of the present descriptor, or entry of the pattern
-	run driver.Desc             // what is left of its present run; Len is 0 after the last
+	run driver.Desc             // the rest of its present run, to be copied; Len 0: none
 	at  [driver.LoopsMax]uint32 // counters of the pattern's loops
 	way hostcopy.Way            // how to copy a batch of so many bytes
 }

@@ -39,12 +39,12 @@
 // All of it is in proof.go. Revoke shows the order:
 //
 //  1. It ends the epoch (endEpoch): a piece that is announced later finds that and copies nothing.
-// 2. It waits for the pieces that were announced before, mostly for less than a millisecond.  3. If
-// an announcement stays for longer than Config.Grace, its process is frozen or dead. Revoke
-// then gives shared memory fresh pages, after it has changed the generation: late writes land
-// in pages that nothing uses (freshPages). For foreign memory it shuts the gate, and waits until
-// no thread of the writer is inside the system call (shutGate, gate.go).  4. It frees the key
-// (freeKey).
+//  2. It waits for the pieces that were announced before, mostly for less than a millisecond.
+//  3. If an announcement stays for longer than Config.Grace, its process is frozen or dead. Revoke
+//     then gives shared memory fresh pages, after it has changed the generation: late writes land
+//     in pages that nothing uses (freshPages). For foreign memory it shuts the gate, and waits
+//     until no thread of the writer is inside the system call (shutGate, gate.go).
+//  4. It frees the key (freeKey).
 //
 // Backend.Close ends all epochs first, and then waits for the same proofs (closeMemories).
 //

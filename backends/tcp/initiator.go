@@ -159,7 +159,7 @@ func (p *peer) putNext(c *conn) bool {
 	if x.piece == x.count { // the batch is a notification without bytes
 		x.queue.remove(x)
 		p.sendNotif(x)
-		return true // takeQueued sends it
+		return true // gatherQueued sends it
 	}
 	k := &p.parts[c.index]
 	if k.bytes > 0 && k.bytes+min(partBytes, x.bytes) > uint64(p.b.cfg.Flight) {

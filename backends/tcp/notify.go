@@ -218,11 +218,12 @@ func (b *Backend) Answer(conn uint64, data []byte) error {
 	return nil
 }
 
-// hasAnswerRoom reports whether the peer has room for an answer, and reads what is queued for it.
-// Otherwise the program is woken when that has changed. Preconditions: mu is held.
+// hasAnswerRoom reports whether the peer has room for an answer, and reads the frames that the
+// connection has queued for it. Otherwise the backend wakes the program when that has changed.
+// Preconditions: mu is held.
 func (g *inbound) hasAnswerRoom(c *conn) bool {
 	if c.queuedBytes() > queuedMax {
-		c.answerWaitsForQueue.Store(true) // pairs with the exchange in takeQueued
+		c.answerWaitsForQueue.Store(true) // pairs with the exchange in gatherQueued
 		if c.queuedBytes() > queuedMax {
 			return false
 		}

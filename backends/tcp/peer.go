@@ -51,7 +51,7 @@ type peer struct {
 	submitWaitsForCredit bool              // a Submit has returned ErrFull for lack of credit
 	answersHeld          int               // answers delivered, and not received by the program
 	creditOwed           int               // answers received, and the owner not told of it
-	grace                int64             // the age limit of what is sent, in nanoseconds
+	grace                int64             // nanoseconds: older frames of ours the owner asks about
 	graceMost            int64             // up to which the owner may raise grace
 	lastSent             int64             // when something was last sent that lets bytes land
 

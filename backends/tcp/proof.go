@@ -126,8 +126,9 @@ func (p *peer) setGrace(owner time.Duration) error {
 	return nil
 }
 
-// confirm answers an owner that asks whether what was sent so far is still wanted. After shutDown
-// has begun it is not. An owner that asks and does not read gets no answer: it asks again.
+// confirm answers an owner that asks whether this initiator still wants the frames that it has sent
+// so far. After shutDown has begun it does not. An owner that asks and does not read gets no
+// answer: it asks again.
 func (p *peer) confirm(c *conn, h *header) {
 	if c.queuedBytes() > queuedMax {
 		return
@@ -144,7 +145,7 @@ func (p *peer) confirm(c *conn, h *header) {
 }
 
 // ages is what the owner's end of a connection knows of the age of frames, in nanoseconds of its
-// own clock. inbound.mu guards what is not atomic.
+// own clock. Whoever uses a field that is not atomic holds inbound.mu.
 type ages struct {
 	limit       atomic.Int64 // older frames wait for a confirmation
 	most        int64        // up to which limit may grow

@@ -193,16 +193,16 @@ func (c *conn) makeNext() bool {
 			o.payload = payload{}
 		case o.chunkRoom() < chunkSlack:
 			return true
-		case c.takeQueued():
+		case c.gatherQueued():
 		case !c.side.putNext(c):
 			return o.chunk.n > 0
 		}
 	}
 }
 
-// takeQueued moves all queued frames into the chunk, or makes them the first direct run where they
-// do not fit. It reports whether there were any.
-func (c *conn) takeQueued() bool {
+// gatherQueued moves all queued frames into the chunk, or makes them the first direct run where
+// they do not fit. It reports whether there were any.
+func (c *conn) gatherQueued() bool {
 	o := &c.out
 	c.queuedMu.Lock()
 	defer c.queuedMu.Unlock()

@@ -119,7 +119,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	if err != nil {
 		return err
 	}
-	holder := cfg.holder()
+	holder := cfg.lockedBy()
 	if holder != "" {
 		say("waits for %s, for at most %v (start_timeout)", holder, cfg.startTimeout)
 	}
@@ -325,9 +325,9 @@ func (c *cacheConfig) openListeners() (list []net.Listener, err error) {
 	return list, nil
 }
 
-// holder names a process that has locked a file of the cache, as another server does; "": it knows
-// of none.
-func (c *cacheConfig) holder() string {
+// lockedBy names a process that has locked a file of the cache, as another server does; "": it
+// knows of none.
+func (c *cacheConfig) lockedBy() string {
 	locks, _ := os.ReadFile("/proc/locks")
 	for _, d := range append([]cache.DiskConfig{{Path: c.cache.Memory.Path}}, c.cache.Disks...) {
 		var st unix.Stat_t

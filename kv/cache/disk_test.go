@@ -114,6 +114,30 @@ func TestDamagedDisk(t *testing.T) {
 	n.drained(t)
 }
 
+// TestVerifyFirstBehindADisk: what was verified in memory, and came back from a disk, is verified
+// again.
+func TestVerifyFirstBehindADisk(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "disk")
+	n := openNode(t, memoryFile(t), 16, func(c *Config) {
+		withDisk(file, 64)(c)
+		c.VerifyFirst = true
+	})
+	keys := ids(0, 2)
+	require.Equal(t, all(Done, 2), n.put(t, keys))
+	require.NoError(t, n.Drain(t.Context()))
+	require.Equal(t, all(Done, 2), n.get(t, keys))
+	_, err := n.ns.Hint(keys, Hint{Kind: HintDemote})
+	require.NoError(t, err)
+	require.Equal(t, []Found{OnDisk, OnDisk}, n.ns.Match(keys).Blocks)
+	p, err := os.ReadFile(file)
+	require.NoError(t, err)
+	n.index.each(n.ns.id, keys[:1], false, func(_ *shard, _ int, i uint32, _ uint64) {
+		p[n.disks[0].dataOff()+uint64(n.spotOf(i, Disk).place)*granule+77] ^= 4
+	})
+	require.NoError(t, os.WriteFile(file, p, 0o600))
+	require.Equal(t, []Outcome{Damaged, Done}, n.get(t, keys))
+}
+
 // spend has so many bytes of a budget written, if it affords them.
 func spend(b *budget, now time.Time, bytes uint64, again bool) bool {
 	if !b.affords(now, bytes, again) {

@@ -138,8 +138,8 @@ func (l *listener) send(e Event) {
 	}
 }
 
-// tellLost has readers learn of events that they have missed, where no other one follows.
-func (c *Cache) tellLost() {
+// emitLost has readers learn of events that they have missed, where no other one follows.
+func (c *Cache) emitLost() {
 	if list := c.list.Load(); list != nil {
 		for _, l := range *list {
 			if l.lost.Load() > 0 {

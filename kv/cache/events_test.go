@@ -62,7 +62,7 @@ func TestSlowReader(t *testing.T) {
 	}
 	got := 1
 	<-events
-	n.tellLost()
+	n.emitLost()
 	for e := range events {
 		if e.Kind == EventsLost {
 			require.EqualValues(t, eventsMax+100, got+int(e.Lost))

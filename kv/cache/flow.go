@@ -227,7 +227,7 @@ func (c *Cache) second(now uint32) {
 	c.trim(trimMax)
 	c.writeBack()
 	c.emptyAgain()
-	c.tellLost()
+	c.emitLost()
 }
 
 // sweep visits a part of the table. It forgets expired blocks, and takes blocks of namespaces that

@@ -36,8 +36,9 @@ type retention struct {
 	bytes int64  // of the budget
 }
 
-// hold takes bytes of the budgets of a namespace and of the cache, or says which is used up.
-func (c *Cache) hold(id uint16, bytes int64) error {
+// reserveHold counts bytes against the budgets of a namespace and of the cache for what a Pin or a
+// hint keeps, or says which budget is used up.
+func (c *Cache) reserveHold(id uint16, bytes int64) error {
 	s := c.space(id)
 	most := int64(s.holdMax.Load())
 	if most == 0 {
@@ -82,7 +83,7 @@ func (c *Cache) retain(i, until uint32) error {
 	e := c.index.entry(i)
 	r := retention{until, int64(granules(uint64(e.size))) * granule}
 	if e.flags&retained == 0 {
-		if err := c.hold(e.space, r.bytes); err != nil {
+		if err := c.reserveHold(e.space, r.bytes); err != nil {
 			return err
 		}
 	}
@@ -163,7 +164,7 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 	for _, size := range sizes {
 		p.bytes += int64(granules(uint64(size))) * granule
 	}
-	if err := c.hold(n.id, p.bytes); err != nil {
+	if err := c.reserveHold(n.id, p.bytes); err != nil {
 		return nil, fmt.Errorf("pin: %w", err)
 	}
 	n.use(keys)

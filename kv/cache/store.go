@@ -244,7 +244,7 @@ func (n *Namespace) compare(ctx context.Context, op *Op, keys []Key, from *Place
 				op.outcomes[k] = Conflict
 			}
 		}
-		c.giveBackBehind(t, proved, slots)
+		c.giveBackAfter(t, proved, slots)
 		endClaim()
 		if err != nil && op.err == nil {
 			op.err = fmt.Errorf("store: compare: %w", err)
@@ -278,7 +278,7 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 	if err != nil {
 		op.fail(ctx, fmt.Errorf("store: %w", err), b.which)
 		c.abandon(held, b.which)
-		c.giveBackBehind(b.transfer, proved, b.slots)
+		c.giveBackAfter(b.transfer, proved, b.slots)
 		return
 	}
 	testpoint.At("cache: landed")
@@ -324,9 +324,9 @@ func (c *Cache) abandon(held, which []uint32) {
 	}
 }
 
-// giveBackBehind gives slots back into which a transfer has read: now, or once it is proved that
+// giveBackAfter gives slots back into which a transfer has read: now, or once it is proved that
 // nothing of it lands there any more.
-func (c *Cache) giveBackBehind(t *engine.Transfer, proved bool, slots []uint32) {
+func (c *Cache) giveBackAfter(t *engine.Transfer, proved bool, slots []uint32) {
 	if proved {
 		c.places.giveBackAll(slots)
 		return
