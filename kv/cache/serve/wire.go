@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
@@ -90,6 +91,7 @@ type request struct {
 }
 
 func (q *request) append(p []byte) []byte {
+	p = slices.Grow(p, 2+4+len(q.keys)*len(cache.Key{})+len(q.rest))
 	p = le.AppendUint32(le.AppendUint16(p, q.number), uint32(len(q.keys)))
 	for k := range q.keys {
 		p = append(p, q.keys[k][:]...)
