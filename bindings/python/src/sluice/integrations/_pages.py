@@ -216,7 +216,9 @@ def _unhex(digits: bytes) -> bytes:
 
 @dataclass(eq=False)
 class Pool:
-    """Pages of one kind: the memory that they lie in, and where each kind of run lies there."""
+    """Pages of one kind: the memory that they lie in, and where each kind of run lies there.
+    Without a memory it is only asked about.
+    """
 
     name: str
     memories: list[HostMemory]
@@ -240,7 +242,7 @@ class _Session:
     def __init__(self, options: Options, namespace: str, pools: Sequence[Pool],
                  timeout: float) -> None:
         self._namespace, self._attached = namespace, dict[tuple[int, int], Blocks]()
-        self.parts: dict[Pool, list[tuple[Namespace, Blocks]]] = {}
+        self.parts: dict[Pool, list[tuple[Namespace, Any]]] = {}
         self._ending = threading.Lock()
         self._ended = False
         self.cache, self._engine = options.open(timeout)
@@ -256,13 +258,14 @@ class _Session:
         for m in pool.memories:
             if (m.address, m.length) not in self._attached:
                 self._attached[m.address, m.length] = self.cache.attach(m, block_bytes=1)
-        parts = []
-        for pattern, digest in zip(pool.patterns, pool.geometries):
+        places: list[Any] = []
+        for pattern in pool.patterns:
             m = next(m for m in pool.memories if _within(pattern.base, m))
-            blocks = self._attached[m.address, m.length].place(
-                pattern.base - m.address, pattern.stride, pattern.run, pattern.loops)
-            parts.append((self.cache.namespace(self._namespace, digest), blocks))
-        self.parts[pool] = parts
+            places.append(self._attached[m.address, m.length].place(
+                pattern.base - m.address, pattern.stride, pattern.run, pattern.loops))
+        self.parts[pool] = [
+            (self.cache.namespace(self._namespace, digest), place) for digest, place in zip(
+                pool.geometries, places or [None] * len(pool.geometries))]
 
     def end(self) -> None:
         """Returns with the proof that the cache reaches no memory any more."""
