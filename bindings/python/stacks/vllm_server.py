@@ -79,17 +79,24 @@ class Answer:
     seconds: float
 
 
+def same(got: Answer, want: Answer) -> None:
+    assert got.tokens == want.tokens
+    assert len(got.logprobs) == len(want.logprobs)
+    assert all(abs(a - b) <= 1e-3 for a, b in zip(got.logprobs, want.logprobs))
+
+
 class Server:
     """One server, in a process group of its own. It is asked over a socket of the file system, so
-    that it may live on a host of namespaces.hosts."""
+    that it may live on a host of namespaces.hosts. `more` is for its --kv-transfer-config."""
 
     def __init__(self, folder: Path, name: str, connector: str = "NixlConnector",
                  host: tuple[str, str] | None = None, ranks: int = 1,
-                 on_failure: str = "recompute", shim: bool = True, calm: bool = True) -> None:
+                 on_failure: str = "recompute", shim: bool = True, calm: bool = True,
+                 more: dict[str, Any] | None = None) -> None:
         self.name, self.socket, self.log = name, str(folder / name), folder / f"{name}.log"
         transfer = {"kv_connector": connector, "kv_role": "kv_both", "kv_buffer_device": "cpu",
                     "kv_load_failure_policy": on_failure,
-                    "kv_connector_extra_config": {"kv_lease_duration": LEASE}}
+                    "kv_connector_extra_config": {"kv_lease_duration": LEASE}, **(more or {})}
         space, address = host or ("", "127.0.0.1")
         inside = ["ip", "netns", "exec", space] if space else []
         self.command = [*inside, sys.executable, "-m", "vllm.entrypoints.openai.api_server",
