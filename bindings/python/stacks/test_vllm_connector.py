@@ -148,6 +148,35 @@ def test_a_cache_that_is_killed(server: Any, node: Node) -> None:
     assert one.ask("e", text, TOKENS) == want
 
 
+def test_a_cache_that_stands_still(server: Any, node: Node) -> None:
+    """Between the question and the load, which ends after its timeout."""
+    table = {"address": node.address, **made.PATIENT, "timeout": 2.0}
+    one = server(enable_prefix_caching=False,
+                 transfer={"kv_connector_extra_config": {"sluice": table}})
+    text, plan, frozen = prompt(8, 6 * TOKENS + 1), one.scheduler.connector.build_connector_meta, 0
+    want = made.answer(text, 2)
+
+    def freeze(step: Any) -> Any:
+        nonlocal frozen
+        made_now = plan(step)
+        if made_now.loads and not frozen:
+            node.freeze()
+            frozen = len(made_now.loads[0].slots)
+        return made_now
+
+    one.scheduler.connector.build_connector_meta = freeze
+    end = time.monotonic() + LIMIT
+    while not frozen:
+        assert time.monotonic() < end, "nothing is found"
+        assert one.ask(str(end - time.monotonic()), text, 2) == want
+    node.thaw()
+    until_back(one)
+    loaded = one.hits
+    while one.hits == loaded:
+        assert time.monotonic() < end, "nothing is found again"
+        assert one.ask(str(end - time.monotonic()), text, 2) == want
+
+
 def test_blocks_that_are_lost_are_computed_and_stored_again(server: Any) -> None:
     one, text = server(enable_prefix_caching=False), prompt(5, 6 * TOKENS + 1)
     want = made.answer(text, 2)
