@@ -156,7 +156,12 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		case Process:
 			alone(ours(b, "engine", b))
 		case GPU:
-			alone(ours(b, "gather", b))
+			spec := b
+			if !strings.Contains(b, "sms=") { // without it no kernel runs
+				_, options, _ := strings.Cut(b, ":")
+				spec = strings.TrimSuffix("cuda:sms=4,"+options, ",")
+			}
+			alone(ours(b, "engine", spec))
 		case Weights:
 			blind(ours("weights", "weights", s.Folder))
 		case CacheShm, CacheTCP:
@@ -219,15 +224,7 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		blind(yardstick("mmap", "weights-mmap", s.Folder))
 		timed(yardstick("fio", "weights-fio", s.Folder))
 	case GPU:
-		_, options, _ := strings.Cut(backends[0], ":")
-		with := func(variant string) string {
-			return "cuda:" + strings.TrimPrefix(options+",variant="+variant, ",")
-		}
-		for _, variant := range []string{"async", "rows"} {
-			alone(ours(variant, "gather", with(variant)))
-		}
-		alone(ours("engine", "engine", backends[0])) // the same through the engine
-		alone(yardstick("copy-engine", "gather", with("copy"))).Blind = true
+		alone(yardstick("copy-engine", "copy-engine", backends[0])).Blind = true
 	case CacheShm:
 		alone(yardstick("memcpy", "memcpy"))
 		redis(yardstick("redis", "redis"))

@@ -6,8 +6,9 @@
 // gather.cu is the kernel, in two variants: through registers, and by asynchronous copies through
 // shared memory, both for any card from sm_80 on, and in a third for nests of loops. They are
 // embedded as PTX, which the driver compiles. Kernels has their launches for a caller with streams
-// of its own, as backends/cuda is; Device launches on a stream of its own and waits. Which variant
-// serves a Move within a Budget is planned from its entries (plan.go).
+// of its own, as backends/cuda is. Which variant moves a Pattern within a Budget is planned from
+// its entries (plan.go). The kernels also take what no Pattern has: a second part, and wide
+// indices.
 //
 // Tests run the kernels' source on the CPU under sanitizers, launch it through a software stand-in
 // of the driver, and assemble the PTX where there is a ptxas; hack/gpu-check runs the kernels on a
@@ -18,5 +19,5 @@
 //
 // The argument structs are those of gather.h and digest.h, which the kernels include;
 // layout_unsafe.go compares them with Go's. Everything here builds with CGO_ENABLED=0, but no
-// Device opens then.
+// Summer opens then.
 package cuda

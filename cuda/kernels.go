@@ -9,8 +9,8 @@ import (
 	"slices"
 )
 
-// Kernels are those of a card, for a caller that launches them on streams of its own, as the
-// backend of this name does. It may be used by any goroutine.
+// Kernels are those of a card. The caller launches them on streams of its own, as the backend of
+// this name does. It may be used by any goroutine.
 type Kernels struct{ card Card }
 
 // LoadKernels has load compile the module. A card or driver that is too old is a
@@ -49,8 +49,8 @@ type Loop struct {
 // LoopsMax is how many loops a Pattern may have.
 const LoopsMax = 3
 
-// Pattern is a Move of one part by addresses. With Loops, an entry is a nest of runs of Entry
-// bytes.
+// Pattern says which entries move where, by addresses: for each i below Count, the entry at place
+// Src.List[i] goes to place Dst.List[i]. With Loops, an entry is a nest of runs of Entry bytes.
 type Pattern struct {
 	Dst, Src Reach
 	Entry    uint64         // bytes
@@ -83,22 +83,22 @@ func (p *Pattern) Takes() bool {
 		return false
 	}
 	var n nested
-	return p.fill(&n) == nil && n.aligned() == nil
+	return p.fill(&n) == nil && n.part[0].width != 0
 }
 
 // Launch writes the argument of a kernel, one struct by value, into dst and says how to launch it
-// within the budget, and which of Names it is. It allocates nothing unless it fails:
-// driver.ErrBounds for the budget, or a *LayoutError.
+// within the budget, and which of Names it is. It allocates nothing unless it fails, for the budget
+// or a pattern that no kernel takes: driver.ErrBounds.
 func (k *Kernels) Launch(p *Pattern, b Budget, dst []byte) (l Launch, kernel, n int, err error) {
 	var a nested
 	if err := p.fill(&a); err != nil {
 		return Launch{}, 0, 0, err
 	}
 	if p.nests() {
-		l, err = a.plan(&k.card, b, KernelRows) // nests move through registers
+		l, err = a.plan(&k.card, b, true)
 		l.Kernel, n = KernelNest, copy(dst, a.bytes())
 	} else {
-		l, err = a.plan(&k.card, b, "")
+		l, err = a.plan(&k.card, b, false)
 		n = copy(dst, a.args.bytes())
 	}
 	if err != nil {
@@ -114,19 +114,19 @@ func (p *Pattern) fill(n *nested) error {
 			return err
 		}
 	} else {
-		if err := a.begin(1, p.Count); err != nil {
+		if err := a.begin(p.Count); err != nil {
 			return err
 		}
-		if err := a.fill(0, p.Entry, p.Dst.side(), p.Src.side()); err != nil {
+		if err := a.fill(p.Entry, p.Dst.side(), p.Src.side()); err != nil {
 			return err
 		}
 	}
 	a.dstIndex, a.srcIndex, a.tally = p.Dst.List, p.Src.List, p.Tally
 	if p.Dst.List != 0 {
-		a.dstPlaces = min(a.dstPlaces, Skip32)
+		a.dstPlaces = min(a.dstPlaces, skipIndex)
 	}
 	if p.Src.List != 0 {
-		a.srcPlaces = min(a.srcPlaces, Skip32)
+		a.srcPlaces = min(a.srcPlaces, skipIndex)
 	}
 	if p.FarDst {
 		a.flags |= farDst
@@ -180,12 +180,12 @@ func (p *Pattern) fillNest(n *nested) error {
 	if over != 0 || rows > math.MaxInt32 {
 		return tooManyRuns()
 	}
-	if err := n.begin(1, int(rows)); err != nil {
+	if err := n.begin(p.Count); err != nil {
 		return err
 	}
-	if p.Count < 0 || p.Entry < Align || p.Entry > EntryMax {
-		return &LayoutError{0, fmt.Sprintf("%d entries of runs of %d bytes", p.Count, p.Entry),
-			fmt.Sprintf("runs of %d to %d bytes", Align, EntryMax)}
+	n.count = rows
+	if p.Entry < Align || p.Entry > EntryMax {
+		return refused("bytes of a run", p.Entry, fmt.Sprintf("%d to %d", Align, EntryMax))
 	}
 	n.runs = uint32(runs)
 	n.dstPer, n.dstFirst, n.dstStep = max(p.Dst.Per, 1), p.Dst.First, p.Dst.Step
@@ -199,7 +199,7 @@ func (p *Pattern) fillNest(n *nested) error {
 }
 
 func tooManyRuns() error {
-	return &LayoutError{-1, "more runs than an index of 31 bits counts", "several patterns"}
+	return refused("runs", "more than an index of 31 bits counts", "several patterns")
 }
 
 // places is how many places of a side its memory has room for: 0 where not even one, or

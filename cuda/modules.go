@@ -39,6 +39,6 @@ type Module struct {
 	Kernels []string // what it has
 }
 
-// moves is the module of Device and Kernels.
+// moves is the module of Kernels.
 var moves = Module{"gather_sm80", gather80, 80, 11080, []string{KernelRows, KernelAsync,
 	KernelNest}}

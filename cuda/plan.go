@@ -27,7 +27,7 @@ func (c *Card) check(m *Module) error {
 		Fix: "install a driver from 520 on, or gather and digest on the CPU"}
 }
 
-// Budget is what a Move may take of a card. A bus that answers in 1.3 microseconds needs 57 KiB
+// Budget is what a Pattern may take of a card. A bus that answers in 1.3 microseconds needs 57 KiB
 // under way for 45 GB/s; of entries of 656 bytes a multiprocessor has 60 KiB under way. (H100,
 // PCIe 5, 656 bytes at random places of 256 MiB: 19 GB/s by one multiprocessor, 44 by three; the
 // copy engine has 54.)
@@ -35,16 +35,7 @@ type Budget struct {
 	SMs int // multiprocessors
 }
 
-// check reports whether a kernel has a place within the budget.
-func (b Budget) check() error {
-	if b.SMs < 1 {
-		return fmt.Errorf("a kernel needs a multiprocessor, the budget has %d: %w", b.SMs,
-			driver.ErrBounds)
-	}
-	return nil
-}
-
-// Launch is how a Move is performed.
+// Launch is how a Pattern is moved.
 type Launch struct {
 	Kernel          string
 	Blocks, Threads uint32
@@ -72,48 +63,39 @@ const (
 	rowsEnough = 128 << 10
 )
 
-// plan is the launch of a kernel within the budget. "" is the kernel that loads fastest from behind
-// the bus: the one that has most under way, unless both have enough. Stores to the bus wait for
-// nothing, so they go through registers. The error is driver.ErrBounds for the budget,
-// driver.ErrNotSupported for a kernel that does not take such entries, or a *LayoutError.
-func (a *args) plan(c *Card, b Budget, kernel string) (Launch, error) {
-	if err := b.check(); err != nil {
-		return Launch{}, err
+// plan is the launch, within the budget, of the kernel that loads fastest from behind the bus: the
+// one that has most under way, unless both have enough. Stores to the bus wait for nothing, so they
+// go through registers, and so do nests. The error is driver.ErrBounds: for a budget of nothing, or
+// a memory at an odd address.
+func (a *args) plan(c *Card, b Budget, nest bool) (Launch, error) {
+	if b.SMs < 1 {
+		return Launch{}, fmt.Errorf("a kernel needs a multiprocessor, the budget has %d: %w", b.SMs,
+			driver.ErrBounds)
 	}
-	if err := a.aligned(); err != nil {
-		return Launch{}, err
+	p := &a.part[0]
+	if p.width == 0 {
+		return Launch{}, refused("memory at", fmt.Sprintf("%#x and %#x", p.dst, p.src),
+			fmt.Sprintf("multiples of %d", Align))
 	}
+	entry := uint64(p.entry)
 	rows := Launch{Kernel: KernelRows, Threads: rowsThreads,
-		InFlight: rowsThreads / warpThreads * min(warpRows*a.longest(), warpThreads*laneBytes)}
+		InFlight: rowsThreads / warpThreads * min(warpRows*entry, warpThreads*laneBytes)}
 	rows.spread(a.count, c.SMs, b, rowsThreads/warpThreads*warpRows)
-	if kernel == KernelRows || kernel == "" && a.flags&farDst != 0 {
+	if nest || a.flags&farDst != 0 {
 		return rows, nil
 	}
-	if kernel != "" && kernel != KernelAsync {
-		return Launch{}, fmt.Errorf("no kernel %q: there are %s and %s: %w", kernel, KernelAsync,
-			KernelRows, driver.ErrNotSupported)
-	}
-
-	slot := uint64(0)
-	for k := range a.part[:a.parts] {
-		window := warpThreads * uint64(a.part[k].width)
-		windows := (uint64(a.part[k].entry) + lineBytes + window - 1) / window
-		slot = max(slot, windows*warpThreads*columnBytes)
-	}
+	window := warpThreads * uint64(p.width)
+	slot := (entry + lineBytes + window - 1) / window * warpThreads * columnBytes
 	room := min(uint64(c.Shared), asyncShared)
 	warps := min(room/(ahead*slot), asyncThreads/warpThreads)
-	if warps < warpsMin {
-		if kernel == "" {
-			return rows, nil
-		}
-		return Launch{}, fmt.Errorf("%s: slots for entries of %d bytes do not fit in %d bytes of "+
-			"shared memory: %w", kernel, a.longest(), room, driver.ErrNotSupported)
+	if warps < warpsMin { // slots of such entries do not fit
+		return rows, nil
 	}
 	async := Launch{Kernel: KernelAsync, Threads: uint32(warps * warpThreads),
-		Shared: uint32(warps * ahead * slot), InFlight: warps * ahead * a.longest()}
+		Shared: uint32(warps * ahead * slot), InFlight: warps * ahead * entry}
 	async.spread(a.count, c.SMs, b, warps*ahead)
-	if kernel == "" && (async.InFlight/uint64(async.Blocks) <= rows.InFlight/uint64(rows.Blocks) ||
-		rows.Blocks >= rowsBlocks && rows.InFlight >= rowsEnough) {
+	if async.InFlight/uint64(async.Blocks) <= rows.InFlight/uint64(rows.Blocks) ||
+		rows.Blocks >= rowsBlocks && rows.InFlight >= rowsEnough {
 		return rows, nil
 	}
 	return async, nil
@@ -125,6 +107,3 @@ func (l *Launch) spread(entries uint64, sms int, b Budget, each uint64) {
 	l.Blocks = uint32(max(1, min(uint64(b.SMs), uint64(sms), (entries+each-1)/each)))
 	l.InFlight *= uint64(l.Blocks)
 }
-
-// longest is the longest entry.
-func (a *args) longest() uint64 { return uint64(max(a.part[0].entry, a.part[1].entry)) }

@@ -47,25 +47,26 @@ type Summer struct {
 	total digestTotal
 }
 
-// OpenSummer opens a card and has the driver compile the kernel, which takes as many
-// multiprocessors as the budget says; a zero budget is all of them. If something is missing or too
-// old, the error is a *driver.UnavailableError.
-func OpenSummer(o DeviceOptions, b Budget) (*Summer, error) {
-	if err := gpu.Load(o.Library); err != nil {
+// OpenSummer opens a card by its number, through the libcuda at that path ("": the system's
+// libcuda.so.1), and has the driver compile the kernel, which takes as many multiprocessors as the
+// budget says; a zero budget is all of them. If something is missing or too old, the error is a
+// *driver.UnavailableError.
+func OpenSummer(library string, ordinal int, b Budget) (*Summer, error) {
+	if err := gpu.Load(library); err != nil {
 		return nil, err
 	}
-	d, err := gpu.Open(o.Ordinal)
+	d, err := gpu.Open(ordinal)
 	if err != nil {
 		return nil, err
 	}
 	f := d.Facts()
-	s := &Summer{ordinal: o.Ordinal, blocks: uint64(f.SMs), d: d}
+	s := &Summer{ordinal: ordinal, blocks: uint64(f.SMs), d: d}
 	if b.SMs > 0 {
 		s.blocks = min(s.blocks, uint64(b.SMs))
 	}
 	if err := s.open(&Card{f.Compute, f.Driver, f.SMs, f.Shared}); err != nil {
 		_ = s.Close()
-		return nil, fmt.Errorf("open a summer on device %d, %s: %w", o.Ordinal, f.Name, err)
+		return nil, fmt.Errorf("open a summer on device %d, %s: %w", ordinal, f.Name, err)
 	}
 	return s, nil
 }

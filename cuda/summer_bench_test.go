@@ -23,7 +23,7 @@ import (
 // stand-in's figures say nothing of a card. Figures are medians.
 func BenchmarkSummer(b *testing.B) {
 	const size, tokens = 128 << 20, 16
-	s, err := OpenSummer(DeviceOptions{Library: libraryOf(b)}, Budget{})
+	s, err := OpenSummer(libraryOf(b), 0, Budget{})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, s.Close()) })
 	buffer, err := hostmem.Alloc(size, hostmem.Options{Purpose: "bench", Populate: true})

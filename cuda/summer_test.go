@@ -5,8 +5,10 @@
 package cuda
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"testing"
 
@@ -15,17 +17,76 @@ import (
 	gpu "github.com/sluicehq/sluice/csrc/cuda"
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// summer opens one beside a Device, whose memory it digests.
-func summer(t *testing.T, b Budget) (*Summer, *Device) {
+// standIn is where the software stand-in of libcuda is built, once: a process opens one driver.
+var standIn struct {
+	once    sync.Once
+	library *standin.Library
+	err     error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if standIn.library != nil {
+		standIn.library.Remove()
+	}
+	os.Exit(code)
+}
+
+// onCard says whether SLUICE_LIBCUDA names the libcuda of a machine with a card, which these
+// tests then run on: hack/gpu-check does so.
+func onCard() bool { return os.Getenv("SLUICE_LIBCUDA") != "" }
+
+// library builds the stand-in of libcuda and returns its path.
+func library(t *testing.T) string {
 	t.Helper()
-	d := device(t, "80")
-	s, err := OpenSummer(DeviceOptions{Library: library(t)}, b)
+	if !onCard() {
+		tool(t, "gcc", "apt-get install gcc libc6-dev")
+	}
+	return libraryOf(t)
+}
+
+func libraryOf(t testing.TB) string {
+	t.Helper()
+	if onCard() {
+		return os.Getenv("SLUICE_LIBCUDA")
+	}
+	standIn.once.Do(func() {
+		if standIn.library, standIn.err = standin.BuildCUDA(); standIn.err == nil {
+			standIn.err = os.Setenv("STANDIN_PANEL", standIn.library.Panel)
+		}
+	})
+	if standIn.err != nil {
+		t.Fatal(standIn.err)
+	}
+	return standIn.library.Path
+}
+
+// summer opens one on a card, or on the stand-in as one of compute capability 8.0.
+func summer(t *testing.T, b Budget) *Summer {
+	t.Helper()
+	t.Setenv("STANDIN_COMPUTE", "80")
+	s, err := OpenSummer(library(t), 0, b)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s, d
+	return s
+}
+
+// onDevice puts bytes into memory of the summer's card and returns their address.
+func onDevice(t *testing.T, s *Summer, content []byte) uint64 {
+	t.Helper()
+	at, err := s.d.Alloc(uint64(len(content)))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if err := s.d.Free(at); err != nil && !errors.Is(err, driver.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	require.NoError(t, s.d.Write(at, content))
+	return at
 }
 
 func keyOf(t *testing.T, part string, cell uint64) *digest.Key {
@@ -47,7 +108,7 @@ var cellSizes = []uint64{1, 2, 4, 12, 16, 64, 128, 130, 132, 256, 448, 512, 576,
 
 // anyCells draws cells that lie in a memory of the size that they take, at addresses that are
 // multiples of unit.
-func anyCells(t *testing.T, r *rand.Rand, d *Device, cell, unit uint64) held {
+func anyCells(t *testing.T, r *rand.Rand, s *Summer, cell, unit uint64) held {
 	t.Helper()
 	up := func(n uint64) uint64 { return (n + unit - 1) / unit * unit }
 	c := digest.Cells{Count: 1 + r.IntN(20), Coord: r.Uint64(), Turn: r.Uint64(),
@@ -79,9 +140,8 @@ func anyCells(t *testing.T, r *rand.Rand, d *Device, cell, unit uint64) held {
 	}
 	n += far
 	host := random(r, int(n))
-	m := memory(t, d, false, host)
-	return held{host, digest.DeviceCells{Memory: digest.DeviceMemory{Addr: m.at, Len: n}, Cells: c,
-		Key: keyOf(t, "k", cell)}}
+	return held{host, digest.DeviceCells{Key: keyOf(t, "k", cell), Cells: c,
+		Memory: digest.DeviceMemory{Addr: onDevice(t, s, host), Len: n}}}
 }
 
 func (h *held) want(t *testing.T) digest.Digest {
@@ -96,13 +156,13 @@ func (h *held) want(t *testing.T) digest.Digest {
 
 // TestSummerOnDeviceSumsAsTheCPU: cells of every size and alignment, several kinds by one call.
 func TestSummerOnDeviceSumsAsTheCPU(t *testing.T) {
-	s, d := summer(t, Budget{SMs: 2})
+	s := summer(t, Budget{SMs: 2})
 	r := rand.New(rand.NewPCG(61, 62))
 	var all []digest.DeviceCells
 	var total digest.Digest
 	for _, cell := range cellSizes {
 		for _, unit := range []uint64{1, 2, 4, 8, 16} {
-			h := anyCells(t, r, d, cell, unit)
+			h := anyCells(t, r, s, cell, unit)
 			want := h.want(t)
 			got, err := s.Sum([]digest.DeviceCells{h.on})
 			require.NoError(t, err)
@@ -127,16 +187,16 @@ func sumOf(a, b digest.Digest) digest.Digest {
 // TestSummerOnDeviceSplitsLists: a list longer than the room goes by parts, and so do the largest
 // keys.
 func TestSummerOnDeviceSplitsLists(t *testing.T) {
-	s, d := summer(t, Budget{SMs: 1})
+	s := summer(t, Budget{SMs: 1})
 	r := rand.New(rand.NewPCG(63, 64))
 	for _, per := range []uint32{0, 3} {
 		h := held{host: random(r, 64)}
-		m := memory(t, d, false, h.host)
+		at := onDevice(t, s, h.host)
 		list := make([]uint32, roomBytes/4+1000)
 		for i := range list {
 			list[i] = r.Uint32N(10)
 		}
-		h.on = digest.DeviceCells{Memory: digest.DeviceMemory{Addr: m.at, Len: 64},
+		h.on = digest.DeviceCells{Memory: digest.DeviceMemory{Addr: at, Len: 64},
 			Key: keyOf(t, "k", 2), Cells: digest.Cells{Count: len(list), Coord: 5, Turn: 7,
 				At:    driver.Side{Stride: 4, List: list, Per: per},
 				Outer: digest.Axis{N: 1}, Axis: digest.Axis{N: 1}}}
@@ -145,9 +205,9 @@ func TestSummerOnDeviceSplitsLists(t *testing.T) {
 			h.on.Cells.Count = int(per)*len(list) - 3
 		}
 		large := held{host: random(r, digest.CellMax)}
-		at := memory(t, d, false, large.host)
+		at = onDevice(t, s, large.host)
 		large.on = digest.DeviceCells{Key: keyOf(t, "k", digest.CellMax),
-			Memory: digest.DeviceMemory{Addr: at.at, Len: digest.CellMax},
+			Memory: digest.DeviceMemory{Addr: at, Len: digest.CellMax},
 			Cells:  digest.Cells{Count: 1, Outer: digest.Axis{N: 1}, Axis: digest.Axis{N: 1}}}
 		got, err := s.Sum([]digest.DeviceCells{large.on, h.on, large.on})
 		require.NoError(t, err)
@@ -158,10 +218,10 @@ func TestSummerOnDeviceSplitsLists(t *testing.T) {
 // TestSummerOnDeviceRefuses: what leaves the memory is driver.ErrBounds, whether the host sees it
 // or the kernel, and the next sum is right.
 func TestSummerOnDeviceRefuses(t *testing.T) {
-	s, d := summer(t, Budget{})
+	s := summer(t, Budget{})
 	r := rand.New(rand.NewPCG(65, 66))
 	for range 60 {
-		h := anyCells(t, r, d, 132, 4)
+		h := anyCells(t, r, s, 132, 4)
 		want, one := h.want(t), []digest.DeviceCells{h.on}
 		for name, change := range map[string]func(c *digest.DeviceCells){
 			"a byte less": func(c *digest.DeviceCells) { c.Memory.Len-- },
@@ -211,11 +271,11 @@ func farSlot(c *digest.Cells, slot uint32) {
 
 // TestSummerOnDeviceEnds: by several goroutines, and closed.
 func TestSummerOnDeviceEnds(t *testing.T) {
-	s, d := summer(t, Budget{SMs: 1})
+	s := summer(t, Budget{SMs: 1})
 	r := rand.New(rand.NewPCG(67, 68))
 	var all sync.WaitGroup
 	for range 4 {
-		h := anyCells(t, r, d, 656, 16)
+		h := anyCells(t, r, s, 656, 16)
 		want := h.want(t)
 		all.Go(func() {
 			for range 20 {
@@ -235,22 +295,20 @@ func TestSummerOnDeviceEnds(t *testing.T) {
 
 // TestSummerOnDeviceNeedsACard names what is too old, and leaves nothing behind.
 func TestSummerOnDeviceNeedsACard(t *testing.T) {
-	device(t, "80")
-	o := DeviceOptions{Library: library(t)}
+	path := library(t)
 	t.Setenv("STANDIN_COMPUTE", "75")
 	if !onCard() {
-		_, err := OpenSummer(o, Budget{})
+		_, err := OpenSummer(path, 0, Budget{})
 		var missing *driver.UnavailableError
 		require.ErrorAs(t, err, &missing)
 		require.Contains(t, missing.Reason, "7.5")
 		t.Setenv("STANDIN_COMPUTE", "80")
 		t.Setenv("STANDIN_REFUSES", "80")
-		_, err = OpenSummer(o, Budget{})
+		_, err = OpenSummer(path, 0, Budget{})
 		var refused *gpu.Error
 		require.ErrorAs(t, err, &refused)
 	}
-	o.Ordinal = 77
-	_, err := OpenSummer(o, Budget{})
+	_, err := OpenSummer(path, 77, Budget{})
 	var missing *driver.UnavailableError
 	require.ErrorAs(t, err, &missing)
 }

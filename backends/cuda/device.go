@@ -91,8 +91,7 @@ func (b *Backend) openDevice(ordinal int) (*device, error) {
 			return nil, err
 		}
 		// Do it now: while a program captures a graph, the CUDA driver refuses such calls.
-		d.sums, d.noSums = cuda.OpenSummer(cuda.DeviceOptions{Library: b.cfg.Library,
-			Ordinal: ordinal}, b.cfg.Budget)
+		d.sums, d.noSums = cuda.OpenSummer(b.cfg.Library, ordinal, b.cfg.Budget)
 	}
 	return d, nil
 }

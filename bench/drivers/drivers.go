@@ -37,9 +37,9 @@ type end interface {
 
 var byName = map[string]func(args []string) (end, error){
 	"cache":        newCache,
+	"copy-engine":  newCopyEngine,
 	"engine":       newEngine,
 	"file":         newFile,
-	"gather":       newGather,
 	"fio":          newFio,
 	"memcpy":       newMemcpy,
 	"perftest":     newPerftest,

@@ -314,10 +314,7 @@ func (f *benchFlags) laneList() (list []bench.Lane, err error) {
 					strings.Join(there, " or "))
 			}
 		}
-		if lane != bench.GPU { // whose drivers have options of their own
-			err = byname.Check(backend)
-		}
-		if err != nil {
+		if err := byname.Check(backend); err != nil {
 			return nil, &usageError{fmt.Errorf("--backend %s: %w", backend, err)}
 		}
 		if f.lanes == nil && !slices.Contains(list, lane) {
