@@ -42,7 +42,7 @@
 // # Files
 //
 // plan.go chooses layers, pools, aborts and the rank to kill. run.go is the parent, rank.go a rank,
-// pools.go the memory of a rank and the check of its content. ring_unsafe.go is the memory of a
-// prefill that streams, baseline.go the memcpy. report.go is the result. planning.go prints what a
-// plan of two groups moves.
+// pools.go the memory of a rank and the check of its content, content.go the bytes of a cell.
+// ring_unsafe.go is the memory of a prefill that streams, baseline.go the memcpy. report.go is the
+// result. planning.go prints what a plan of two groups moves.
 package replay

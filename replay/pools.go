@@ -11,7 +11,6 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/trace"
-	"github.com/sluicehq/sluice/replay/internal/content"
 )
 
 // The bytes of free blocks. They differ by side: a decode that has read blocks which the prefill
@@ -250,7 +249,7 @@ const allLayers = -1
 // eachCell calls f for every cell of the blocks of a request in a layer. token is the token that
 // lies in the cell, or a value such as tokenPoison.
 func (m *pools) eachCell(t layout.Tables, tokens uint64, layer int,
-	f func(c *content.Cell, v *layout.View, token int64, cell []byte)) {
+	f func(c *cellID, v *layout.View, token int64, cell []byte)) {
 	known := map[[2]int][]int64{}
 	for i := range m.side.Views {
 		v := &m.side.Views[i]
@@ -265,7 +264,7 @@ func (m *pools) eachCell(t layout.Tables, tokens uint64, layer int,
 			m.progress()
 		}
 		memory := m.bytes(v.Region)
-		c := content.Cell{Part: content.PartOf(v.Part), Layer: v.Layer}
+		c := cellID{Part: partNumber(v.Part), Layer: v.Layer}
 		for at, token := range known[id] {
 			slot, position := at/v.Tokens, at%v.Tokens
 			base := v.Base + uint64(t[v.Group][slot])*v.Block + uint64(position)*v.Token
@@ -297,7 +296,7 @@ func (m *pools) receives() bool { return m.poison == decodePoison }
 
 // identify sets the request and the token of a cell, from which its content is computed. before
 // says that the token was present before the request.
-func (q *request) identify(c *content.Cell, token int64, before bool) {
+func (q *request) identify(c *cellID, token int64, before bool) {
 	c.Request, c.Token = q.Number, uint64(token)
 	switch {
 	case q.Hashes != nil: // known by its block, whatever the request
@@ -310,13 +309,13 @@ func (q *request) identify(c *content.Cell, token int64, before bool) {
 // fill writes the content of a request in a layer. With onlyPresent it writes only the tokens that
 // are present on the receiving side before the request comes.
 func (m *pools) fill(t layout.Tables, q *request, layer int, onlyPresent bool) {
-	m.eachCell(t, q.Tokens, layer, func(c *content.Cell, v *layout.View, token int64, cell []byte) {
+	m.eachCell(t, q.Tokens, layer, func(c *cellID, v *layout.View, token int64, cell []byte) {
 		before := token >= 0 && m.presentBefore(q, v, token)
 		if !before && (token < 0 || onlyPresent) || m.rings != nil && uint64(token) < q.From {
 			return
 		}
 		q.identify(c, token, before)
-		c.Fill(cell)
+		c.fill(cell)
 	})
 }
 
@@ -336,7 +335,7 @@ func (m *pools) pieces(t layout.Tables, q *request, layer int) (list [][]byte) {
 // check compares every byte of the blocks of a finished request: on the receiving side with what
 // the sender has filled in, on the sending side too, where nothing may have changed.
 func (m *pools) check(t layout.Tables, q *request) {
-	m.eachCell(t, q.Tokens, allLayers, func(c *content.Cell, v *layout.View, token int64,
+	m.eachCell(t, q.Tokens, allLayers, func(c *cellID, v *layout.View, token int64,
 		cell []byte) {
 		m.compare(q, c, v, token, cell)
 		if m.receives() && token >= 0 && !m.presentBefore(q, v, token) {
@@ -348,7 +347,7 @@ func (m *pools) check(t layout.Tables, q *request) {
 // checkFailed compares the bytes that a failed request must not have written. On the receiving side
 // that leaves out the tokens which may have arrived, and the zeros behind the last one.
 func (m *pools) checkFailed(t layout.Tables, q *request) {
-	m.eachCell(t, q.Tokens, allLayers, func(c *content.Cell, v *layout.View, token int64,
+	m.eachCell(t, q.Tokens, allLayers, func(c *cellID, v *layout.View, token int64,
 		cell []byte) {
 		if !m.receives() || token == tokenPoison || token >= 0 && m.presentBefore(q, v, token) {
 			m.compare(q, c, v, token, cell)
@@ -357,17 +356,17 @@ func (m *pools) checkFailed(t layout.Tables, q *request) {
 }
 
 // compare compares a cell with the content that it has to have.
-func (m *pools) compare(q *request, c *content.Cell, v *layout.View, token int64,
+func (m *pools) compare(q *request, c *cellID, v *layout.View, token int64,
 	cell []byte) {
 	var n uint64
 	switch {
 	case token == tokenPoison, token == tokenZeros && !m.receives():
-		n = content.CountWrong(cell, m.poison)
+		n = countWrong(cell, m.poison)
 	case token == tokenZeros:
-		n = content.CountWrong(cell, 0)
+		n = countWrong(cell, 0)
 	default:
 		q.identify(c, token, m.presentBefore(q, v, token))
-		n = c.Wrong(cell)
+		n = c.wrong(cell)
 	}
 	m.checked += uint64(len(cell))
 	if n > 0 {
@@ -386,16 +385,16 @@ func (m *pools) watchFailed(t layout.Tables) {
 
 // poisonBlocks fills the blocks of a table with poison.
 func (m *pools) poisonBlocks(t layout.Tables) {
-	m.eachCell(t, 0, allLayers, func(_ *content.Cell, _ *layout.View, _ int64, cell []byte) {
+	m.eachCell(t, 0, allLayers, func(_ *cellID, _ *layout.View, _ int64, cell []byte) {
 		fill(cell, m.poison)
 	})
 }
 
 // checkPoison reports free blocks that are not all poison as mismatches. when is for their texts.
 func (m *pools) checkPoison(t layout.Tables, when string) {
-	m.eachCell(t, 0, allLayers, func(c *content.Cell, v *layout.View, _ int64, cell []byte) {
+	m.eachCell(t, 0, allLayers, func(c *cellID, v *layout.View, _ int64, cell []byte) {
 		m.checked += uint64(len(cell))
-		if n := content.CountWrong(cell, m.poison); n > 0 {
+		if n := countWrong(cell, m.poison); n > 0 {
 			m.mismatch("%s: %d of %d bytes of a free block were written: layer %d, part %s, "+
 				"unit %d", when, n, len(cell), v.Layer, v.Part, c.Unit)
 		}

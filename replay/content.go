@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package content makes the bytes of KV caches out of what a cell is known by, and tells whether
-// bytes are the ones of a given cell.
+// This file makes the bytes of KV caches out of what a cell is known by, and tells whether bytes
+// are those of a given cell.
 //
 // Every eight bytes of a cell differ from every other eight, so bytes that lie in the wrong place,
 // at the wrong offset, or only in part show up, and so do those of another cell. The maker and the
 // checker share nothing but the definition: word i of a cell is first + i x step modulo 2^64,
 // little-endian.
-package content
+
+package replay
 
 import "encoding/binary"
 
-// Cell is what a cell of a KV cache is known by, or the part of a layer in a whole block.
-type Cell struct {
+// cellID is what a cell of a KV cache is known by, or the part of a layer in a whole block.
+type cellID struct {
 	Request     uint64 // or the hash of a block
-	Part        uint64 // see PartOf
+	Part        uint64 // see partNumber
 	Layer, Unit int
 	Token       uint64
 }
 
-// PartOf makes a number of the name of a part.
-func PartOf(name string) uint64 {
+// partNumber makes a number of the name of a part.
+func partNumber(name string) uint64 {
 	h := uint64(len(name))
 	for i := range len(name) {
 		h = mix(h ^ uint64(name[i])<<56)
@@ -38,15 +39,15 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// words returns the first of its words and the step from each to the next.
-func (c *Cell) words() (first, step uint64) {
+// words returns the first word of the cell and the step from each to the next.
+func (c *cellID) words() (first, step uint64) {
 	first = mix(c.Request*0x9e3779b97f4a7c15 ^ c.Part)
 	first = mix(first ^ uint64(c.Layer)<<44 ^ uint64(c.Unit)<<24 ^ c.Token)
 	return first, mix(first^0xd1b54a32d192ed03) | 1
 }
 
-// Fill writes the bytes of a cell.
-func (c *Cell) Fill(dst []byte) {
+// fill writes the bytes of a cell.
+func (c *cellID) fill(dst []byte) {
 	v, step := c.words()
 	for len(dst) >= 32 {
 		d := (*[32]byte)(dst)
@@ -67,8 +68,8 @@ func (c *Cell) Fill(dst []byte) {
 	copy(dst, word[:])
 }
 
-// Wrong counts the bytes of b that are not those of the cell.
-func (c *Cell) Wrong(b []byte) (n uint64) {
+// wrong counts the bytes of b that are not those of the cell.
+func (c *cellID) wrong(b []byte) (n uint64) {
 	v, step := c.words()
 	for len(b) >= 8 {
 		if got := binary.LittleEndian.Uint64(b); got != v {
@@ -95,8 +96,8 @@ func differing(v uint64) (n uint64) {
 	return n
 }
 
-// CountWrong counts the bytes of b that are not all that one.
-func CountWrong(b []byte, all byte) (n uint64) {
+// countWrong counts the bytes of b that are not all that one.
+func countWrong(b []byte, all byte) (n uint64) {
 	want := uint64(all) * 0x0101010101010101
 	for len(b) >= 8 {
 		if got := binary.LittleEndian.Uint64(b); got != want {
