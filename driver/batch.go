@@ -112,25 +112,12 @@ func (b *Batch) Check(can Can) error {
 		return errNothing
 	case b.Durable && can&CanDurable == 0:
 		return errNoBit
-	}
-	if err := b.checkTail(can); err != nil || b.Pattern == nil {
-		return err
-	}
-	if can&CanPattern == 0 {
-		return errNoBit
-	}
-	return nil
-}
-
-func (b *Batch) checkTail(can Can) error {
-	switch b.Tail {
-	case NoTail:
-	case NotifyTail:
-		if can&CanNotify == 0 {
-			return errNoNotify
-		}
-	default:
+	case b.Tail != NoTail && b.Tail != NotifyTail:
 		return errUnknown
+	case b.Tail == NotifyTail && can&CanNotify == 0:
+		return errNoNotify
+	case b.Pattern != nil && can&CanPattern == 0:
+		return errNoBit
 	}
 	return nil
 }

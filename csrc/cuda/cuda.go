@@ -4,58 +4,20 @@ package cuda
 
 import (
 	"fmt"
-	"sync"
 
-	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/csrc/ring"
 )
 
-// libraryName is what Load opens when it is given no path.
-const libraryName = "libcuda.so.1"
-
-var loaded struct {
-	sync.Mutex
-	path string // empty: not loaded
-}
+var library = &ring.Library{Backend: "cuda", System: "libcuda.so.1", Open: loadLibrary}
 
 // Load opens libcuda and initialises it, once in the life of the process. path names the library;
 // "" is the one of the system. If it cannot be used (it or a function is missing, there is no
 // device, another library is open already), the error is a *driver.UnavailableError, and a later
 // call may try again.
-func Load(path string) error {
-	if path == "" {
-		path = libraryName
-	}
-	loaded.Lock()
-	defer loaded.Unlock()
-	switch loaded.path {
-	case path:
-		return nil
-	case "":
-	default:
-		return unavailable(fmt.Sprintf("%s is open already, and a process has one driver: %s "+
-			"is not opened", loaded.path, path),
-			"give the same path everywhere")
-	}
-	if reason, fix := loadLibrary(path); reason != "" {
-		return unavailable(reason, fix)
-	}
-	loaded.path = path
-	return nil
-}
+func Load(path string) error { return library.Load(path) }
 
 // Loaded returns a *driver.UnavailableError unless Load has succeeded.
-func Loaded() error {
-	loaded.Lock()
-	defer loaded.Unlock()
-	if loaded.path == "" {
-		return unavailable("libcuda is not open", "call Load first")
-	}
-	return nil
-}
-
-func unavailable(reason, fix string) error {
-	return &driver.UnavailableError{Backend: "cuda", Reason: reason, Fix: fix}
-}
+func Loaded() error { return library.Loaded() }
 
 // Error is an error of the driver. After most of them the process cannot use the device any more.
 type Error struct {

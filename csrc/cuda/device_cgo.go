@@ -76,10 +76,10 @@ func Open(ordinal int) (*Device, error) {
 func openError(ordinal int, rc C.int) error {
 	switch rc {
 	case C.CUDA_ERROR_NO_DEVICE:
-		return unavailable("the driver has no device", "see what nvidia-smi says, and "+
+		return library.Unavailable("the driver has no device", "see what nvidia-smi says, and "+
 			"CUDA_VISIBLE_DEVICES")
 	case C.CUDA_ERROR_INVALID_DEVICE:
-		return unavailable(fmt.Sprintf("there is no device %d", ordinal),
+		return library.Unavailable(fmt.Sprintf("there is no device %d", ordinal),
 			"count them with nvidia-smi -L, from 0")
 	}
 	return Status("open device", int32(rc))

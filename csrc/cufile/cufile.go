@@ -4,51 +4,21 @@ package cufile
 
 import (
 	"fmt"
-	"sync"
 
-	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/csrc/ring"
 )
 
-// cufileLibrary is what Load opens when it is given no path.
-const cufileLibrary = "libcufile.so.0"
-
-var loaded struct {
-	sync.Mutex
-	path string // empty: not loaded
-}
+var library = &ring.Library{Backend: "gds", System: "libcufile.so.0", Open: loadLibrary}
 
 // Load opens libcufile and its driver, once in the life of the process: neither is closed again,
 // since other parts of the program may use them. Load of csrc/cuda must have succeeded: without a
 // device the library is not opened. path names the library; "" is the one of the system. An error
 // is a *driver.UnavailableError; then a later call may try again.
 func Load(path string) error {
-	if path == "" {
-		path = cufileLibrary
-	}
 	if err := before(); err != nil {
 		return err
 	}
-	loaded.Lock()
-	defer loaded.Unlock()
-	switch loaded.path {
-	case path:
-		return nil
-	case "":
-	default:
-		return unavailable(
-			fmt.Sprintf("%s is open already, and a process has one: %s is not opened", loaded.path,
-				path),
-			"give the same path everywhere")
-	}
-	if reason, fix := loadLibrary(path); reason != "" {
-		return unavailable(reason, fix)
-	}
-	loaded.path = path
-	return nil
-}
-
-func unavailable(reason, fix string) error {
-	return &driver.UnavailableError{Backend: "gds", Reason: reason, Fix: fix}
+	return library.Load(path)
 }
 
 // Error is an error that cuFile has returned, other than an errno.

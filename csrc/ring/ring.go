@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ring has what the C data planes share with Go: the rings in which C says which batches
-// have ended, and the form in which C takes patterns.
+// have ended, the form in which C takes patterns, and vendors' libraries that are opened once.
 package ring
 
 import (

@@ -69,7 +69,7 @@ func Open(cfg Config) (*Context, error) {
 	c := &Context{grace: cfg.GraceNanos}
 	var why [256]C.char
 	if rc := C.sl_ucx_open(conf, &c.c, &why[0], C.size_t(len(why))); rc != 0 {
-		return nil, unavailable(C.GoString(&why[0]), "choose transports and devices that "+
+		return nil, library.Unavailable(C.GoString(&why[0]), "choose transports and devices that "+
 			"`ucx_info -d` lists")
 	}
 	for i := range cfg.Workers {
@@ -293,9 +293,7 @@ func load(path string) (reason, fix string) {
 
 // Version names the library that Load has opened, as in "1.13.1".
 func Version() string {
-	loaded.Lock()
-	defer loaded.Unlock()
-	if loaded.path == "" {
+	if library.Loaded() != nil {
 		return ""
 	}
 	return C.GoString(C.sl_ucx_version())

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluicehq/sluice/csrc/ring"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testing/standin"
@@ -28,11 +29,11 @@ func version(major, minor string) string {
 
 // In one test, in this order: the first library that is usable stays.
 func TestLoad(t *testing.T) {
-	before := loaded.path // by another test
-	loaded.path = ""
+	before := library // which another test may have loaded
+	library = &ring.Library{Backend: before.Backend, System: before.System, Open: before.Open}
 	t.Cleanup(func() {
-		if before != "" {
-			loaded.path = before
+		if before.Loaded() == nil {
+			library = before
 		}
 	})
 	missing := filepath.Join(t.TempDir(), "libucp.so.0")

@@ -17,11 +17,11 @@ import (
 	"unsafe"
 )
 
-// tables are those of the libraries that were opened so far, by their paths.
+// tables has the functions of each library that was opened so far, by its path.
 var tables = map[string]C.struct_sl_verbs_api{}
 
-// loadLibrary opens the library and returns "", or why not and what to do. No context is
-// open.
+// loadLibrary opens the library and returns "", or why it cannot and what the user can do. From
+// then on all calls go to that library, so the caller makes sure that no context is open.
 // Implements: int sl_verbs_load(const char *path, char *why, size_t size)
 func loadLibrary(path string) (reason, fix string) {
 	if table, ok := tables[path]; ok {
@@ -39,7 +39,8 @@ func loadLibrary(path string) (reason, fix string) {
 	return "", ""
 }
 
-// countDevices returns how many devices there are, or why that is not known.
+// countDevices returns how many devices there are, or why that is not known: "ENOSYS" where the
+// kernel has no support for RDMA.
 func countDevices() (n int, why string) {
 	rc := C.sl_verbs_devices()
 	switch {
