@@ -42,11 +42,12 @@ type Config struct {
 }
 
 const (
-	descsMax    = 4096
-	runsMax     = 32 << 10
-	placesCount = 8 // kernel launches of a device at a time
+	descsMax    = 4096     // descriptors of a batch
+	runsMax     = 32 << 10 // runs of a pattern
+	placesCount = 8        // kernel launches of a device at a time
 	// the copy engine is faster than the kernel for contiguous runs of more bytes
-	entryMax  = 16 << 10
+	entryMax = 16 << 10
+	// the most bytes of a run that a CPU core gathers: half of the pinned memory it gathers into
 	stageHalf = 512 << 10
 )
 

@@ -23,8 +23,8 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// peer is our side of a connection that we dialled: it reaches the other side's
-// memory. It implements driver.Peer.
+// peer is our side of a connection that we dialled. The other side is the owner, whose memory we
+// reach. It implements driver.Peer.
 type peer struct {
 	b     *Backend
 	conn  uint64 // its number
@@ -44,8 +44,8 @@ type peer struct {
 	inflight atomic.Int64 // calls and tags that use the mappings
 	closing  atomic.Bool
 	lost     atomic.Bool
-	lostCh   chan struct{}
-	readerWG sync.WaitGroup
+	lostCh   chan struct{}  // closed with lost
+	readerWG sync.WaitGroup // the goroutines of the connection
 	closeOne sync.Once
 
 	imports atomic.Pointer[[]atomic.Pointer[imported]] // by key; replaced under mu, read without it

@@ -70,8 +70,8 @@ type memory struct {
 	importKey uint32 // of the other side's peer, once imported
 }
 
-// newTest opens both sides and connects them. They are closed, and what they noted is reported,
-// when the test ends.
+// newTest opens both sides and connects them. When the test ends they are closed, and the breaches
+// of the contract that their hosts noted fail it.
 func newTest(tb testing.TB, h Harness, w Wiring) *test {
 	tb.Helper()
 	leaks := h.leaks()
@@ -159,7 +159,7 @@ func (t *test) tryConnect(what string, addr []byte, limit time.Duration) error {
 	})
 }
 
-// free gives memory back, which no model needs any more.
+// free unmaps the memory; the check no longer compares it with its model.
 func (m *memory) free() {
 	t := m.on.test
 	m.on.must(request{Do: "free", ID: m.id})
@@ -168,7 +168,7 @@ func (m *memory) free() {
 
 func (t *test) can(bits driver.Can) bool { return t.peer.Can()&bits == bits }
 
-// must obeys a request that has no reason to fail.
+// must has the side's host do a request. If that fails, the check ends.
 func (s *side) must(q request) reply {
 	r := s.to.do(q)
 	if r.Err != nil {
@@ -196,13 +196,13 @@ func (s *side) importToken(peer int, token []byte) (key uint32) {
 	return s.must(request{Do: "import", Peer: peer, Data: token}).Key
 }
 
-// try obeys a request that may fail.
+// try has the side's host do a request that may fail.
 func (s *side) try(q request) (reply, error) {
 	r := s.to.do(q)
 	return r, r.Err.orNil()
 }
 
-// at names the line of a check that led here.
+// at returns the file and line of the check that called the helper which reports an error.
 func at() string {
 	pc := make([]uintptr, 32)
 	frames := runtime.CallersFrames(pc[:runtime.Callers(2, pc)])
@@ -285,7 +285,7 @@ func (s *side) allocate(kind string, n uint64) *space {
 	return sp
 }
 
-// register makes a part of a space known. q may say more.
+// register registers a part of a space with the backend of its side. q has the optional fields.
 func (sp *space) register(off, n uint64, q request) *memory {
 	q.Do, q.ID, q.Off, q.Len = "register", sp.id, off, n
 	m := &memory{space: sp, off: off, size: n, how: q}
@@ -356,7 +356,7 @@ func (m *memory) registerRange(off, n uint64) *memory {
 	return m.register(m.off+off, n, request{})
 }
 
-// bytes are what m holds now.
+// bytes returns what m holds now.
 func (m *memory) bytes() []byte {
 	return m.on.must(request{Do: "get", ID: m.id, Off: m.off, Len: m.size}).Data
 }
@@ -568,7 +568,8 @@ func (t *test) outcomeOf(b *driver.Batch) error {
 	return err
 }
 
-// refused submits what must not begin. ErrFull would ask for another try for ever.
+// refused submits a batch that the backend must not accept, and wants that error. It tries once: a
+// backend that answered ErrFull instead would otherwise be asked for ever.
 func (t *test) refused(what string, want error, b *driver.Batch) {
 	tag, err := t.host.submitOnce(t.peer, b)
 	if err == nil {
@@ -666,7 +667,7 @@ func (t *test) expectLastMessage(on *side) (conn uint64) {
 	return m.Conn
 }
 
-// compare looks at all memory of both sides.
+// compare fails the check unless all memory of both sides is as in its model.
 func (t *test) compare(when string, args ...any) {
 	t.makeVisible()
 	for _, sp := range t.spaces {

@@ -40,11 +40,11 @@ type Request struct {
 	Ending atomic.Bool // cancelled: the Mover need not begin what it has not begun
 
 	job     *job            // nil for a sync
-	inode   *inode          // of a sync
+	inode   *inode          // the file that a sync is for; nil for a read or write
 	buffer  []byte          // page-aligned, outside the Go heap
 	need    uint64          // bytes of N that the job needs; the rest only fills the last block
-	first   cursor          // the first byte of the job in this request
-	last    cursor          // the first byte of the job after this request
+	first   cursor          // where the request begins in the job
+	last    cursor          // where it ends: the next request begins there
 	shared  []driver.Shared // entered while the request may write to their pages
 	retries int
 	places  [placesMax]Place // backing array of Places
@@ -118,8 +118,8 @@ func (r *Request) advance(n uint64) {
 	}
 }
 
-// enter prevents Renew from replacing the pages of m until release, if the request reads into them.
-// It returns false when a Renew of these pages waits or runs.
+// enter keeps hostmem's Renew from replacing the pages of m until release, if the request reads
+// from the file into them. It returns false while a Renew of these pages waits or runs.
 func (r *Request) enter(m *Memory) bool {
 	s := m.shared
 	if k := len(r.shared); s == nil || r.Kind != Read || k > 0 && r.shared[k-1] == s {
