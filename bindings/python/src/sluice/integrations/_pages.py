@@ -310,6 +310,31 @@ class Job:
         self.done = np.zeros(len(self.slots), bool)
 
 
+@dataclass(eq=False)
+class Batch:
+    """Jobs that were begun at once. What they move ends before `PageStore.finish` returns."""
+
+    jobs: Sequence[Job]
+    good: Any  # by outcome, whether a page is done
+    session: Optional[_Session]
+    begun: list[tuple[Job, slice, Op]] = field(default_factory=list)
+    failed: list[errors.Error] = field(default_factory=list)
+    limit: float = 0.0  # the moment by which all operations have ended, or the cache is lost
+
+    def ended(self) -> Optional[bool]:
+        """None while something moves; then whether `finish` returns at once. It does not where an
+        operation has failed: the proof that nothing moves any more may take long.
+        """
+        try:
+            for _, _, op in self.begun:
+                op.wait(0)
+        except errors.WaitTimeout:
+            return None if time.monotonic() < self.limit else False
+        except errors.Error:
+            return False
+        return not self.failed
+
+
 class PageStore:
     """The pages of one process. Close it."""
 
@@ -393,17 +418,31 @@ class PageStore:
             for space, _ in parts:
                 space.clear()
 
-    def _move(self, jobs: Sequence[Job], store: bool) -> None:
-        """Begins an operation for each pattern of each job, then waits for all: when this returns,
-        none of them moves a byte any more.
+    def hint(self, pool: Pool, envelope: bytes) -> list[dict[str, Any]]:
+        """Gives the hints of an envelope, and says what became of each action; nothing where the
+        cache is not there.
         """
         session = self._usable()
+        told: list[dict[str, Any]] = []
         if session is None:
-            return
-        good, timeout = _STORED if store else _LOADED, self._options.timeout
-        begun: list[tuple[Job, slice, Op]] = []
-        failed: list[errors.Error] = []
-        for job in jobs:
+            return told
+        try:
+            for space, _ in session.parts.get(pool, []):
+                told += space.hint_envelope(envelope, self._options.lookup_timeout)
+        except errors.Error as e:
+            self._failed(session, e)
+        return told
+
+    def _move(self, jobs: Sequence[Job], store: bool) -> None:
+        self.finish(self.begin(jobs, store))
+
+    def begin(self, jobs: Sequence[Job], store: bool) -> Batch:
+        """Begins an operation for each pattern of each job, and returns at once."""
+        session = self._usable()
+        batch = Batch(jobs, _STORED if store else _LOADED, session)
+        timeout = self._options.timeout
+        for job in jobs if session is not None else []:
+            assert session is not None
             parts = session.parts.get(job.pool, [])
             job.done[:] = bool(parts)
             for begin in range(0, len(job.slots), KEYS_MAX):
@@ -412,20 +451,32 @@ class PageStore:
                 for space, blocks in parts:
                     try:
                         move = space.store if store else space.load
-                        begun.append((job, some, move(keys, blocks, job.slots[some], timeout)))
+                        batch.begun.append((job, some, move(keys, blocks, job.slots[some],
+                                                            timeout)))
                     except errors.Error as e:
                         job.done[some] = False
-                        failed.append(e)
-        for job, some, op in begun:
+                        batch.failed.append(e)
+        batch.limit = time.monotonic() + timeout + DETACH
+        return batch
+
+    def finish(self, batch: Batch) -> None:
+        """Waits for all operations of a batch: when this returns, none of them moves a byte any
+        more, and `Job.done` has what is there. After UnprovenError call it again.
+        """
+        while batch.begun:
+            job, some, op = batch.begun[-1]
             try:
-                outcomes = op.wait(timeout + DETACH)
+                outcomes = op.wait(max(0.0, batch.limit - time.monotonic()))
             except errors.Error as e:
-                failed.append(e)
+                batch.failed.append(e)
                 outcomes = _outcomes_of(op)
-            job.done[some] &= good[np.frombuffer(outcomes, np.uint8)]
+            job.done[some] &= batch.good[np.frombuffer(outcomes, np.uint8)]
             op.close()
-        for error in failed:
-            self._failed(session, error)
+            batch.begun.pop()
+        while batch.failed:
+            assert batch.session is not None
+            self._failed(batch.session, batch.failed[-1])
+            batch.failed.pop()
 
     def _usable(self) -> Optional[_Session]:
         return None if time.monotonic() < self._resume else self._session
