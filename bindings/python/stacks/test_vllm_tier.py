@@ -394,7 +394,9 @@ class TieredServer(Server):
 
     def __init__(self, folder: Path, name: str, address: str = "") -> None:
         super().__init__(folder, name, shim=False)
+        self.engine = uuid.uuid4().hex
         said = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+                "engine_id": self.engine,
                 "kv_connector_extra_config": {
                     "spec_name": "OnProcessors", "spec_module_path": "vllm_offload",
                     "cpu_bytes_to_use": 64 << 20, **POLICY,
@@ -402,6 +404,11 @@ class TieredServer(Server):
                                          "module_path": "sluice.integrations.vllm_tier"}]}}
         self.command[-2:] = ["--kv-transfer-config", json.dumps(said)] if address else []
         self.environment["PYTHONPATH"] += f":{Path(__file__).parent}"
+
+    def kill(self) -> None:
+        super().kill()
+        for left in Path("/dev/shm").glob(f"vllm_offload_{self.engine}*"):
+            left.unlink()  # of a server that was killed
 
     def hits(self) -> float:
         return self.metric("vllm:kv_offload_tiering_chunk_hits_total", "SluiceTier")
