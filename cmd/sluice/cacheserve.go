@@ -14,7 +14,6 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -29,6 +28,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/figures"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
@@ -328,18 +328,9 @@ func (c *cacheConfig) openListeners() (list []net.Listener, err error) {
 // lockedBy names a process that has locked a file of the cache, as another server does; "": it
 // knows of none.
 func (c *cacheConfig) lockedBy() string {
-	locks, _ := os.ReadFile("/proc/locks")
 	for _, d := range append([]cache.DiskConfig{{Path: c.cache.Memory.Path}}, c.cache.Disks...) {
-		var st unix.Stat_t
-		if unix.Stat(d.Path, &st) != nil {
-			continue
-		}
-		file := fmt.Sprintf(" %02x:%02x:%d ", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-		for line := range strings.Lines(string(locks)) {
-			if before, _, found := strings.Cut(line, file); found {
-				words := strings.Fields(before) // number, kind, and at last the process
-				return "pid " + words[len(words)-1] + ", which has " + d.Path
-			}
+		if pid := proc.LockedBy(d.Path); pid > 0 {
+			return fmt.Sprintf("pid %d, which has %s", pid, d.Path)
 		}
 	}
 	return ""

@@ -116,6 +116,7 @@ type Cache struct {
 	holds
 	paces
 	listeners
+	sleepers
 }
 
 // Attached says what Open found.
@@ -133,7 +134,7 @@ type Attached struct {
 }
 
 // Open opens a cache, with what a process before left in the memory file. While that process still
-// ends, Open waits until ctx ends; the error is engine.ErrBusy then.
+// ends, Open waits until ctx ends; the error is engine.ErrBusy then, and names the process.
 func Open(ctx context.Context, cfg Config) (*Cache, error) {
 	kept := cfg.Blocks == 0
 	err := cfg.complete()
@@ -161,13 +162,18 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 // openFiles opens the disks, which may fail for want of room, then the memory, and takes over what
 // both have.
 func (c *Cache) openFiles(ctx context.Context, keepEntries bool) error {
-	for k, cfg := range c.cfg.Disks {
-		d, err := openDisk(ctx, k, cfg)
+	order, err := c.cfg.lockOrder()
+	if err != nil {
+		return err
+	}
+	for _, k := range order {
+		d, err := openDisk(ctx, k, c.cfg.Disks[k])
 		if err != nil {
 			return err
 		}
 		c.disks = append(c.disks, d)
 	}
+	slices.SortFunc(c.disks, func(a, b *disk) int { return cmp.Compare(a.number, b.number) })
 	entries, _ := tableOf(c.cfg.Blocks)
 	m, err := openMemory(ctx, c.cfg.Memory.Path, shape{entries: entries,
 		extent: c.cfg.Memory.Extent, bytes: c.cfg.Memory.Bytes, kept: keepEntries})
@@ -388,6 +394,7 @@ func (c *Cache) start() error {
 
 func (c *Cache) end() {
 	<-c.room
+	c.freed()
 	c.ops.Done()
 }
 

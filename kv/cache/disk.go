@@ -154,7 +154,7 @@ const (
 
 func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err error) {
 	// requests of a process that was killed hold the lock until the kernel has ended them
-	f, made, err := openOwn(ctx, cfg.Path, func(*os.File) bool { return false })
+	f, made, err := openOwn(ctx, cfg.Path, func(*os.File) int { return 0 })
 	if err != nil {
 		return nil, fmt.Errorf("open the file of a disk: %w", err)
 	}

@@ -3,7 +3,9 @@
 package cache
 
 import (
+	"context"
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -268,9 +270,9 @@ func TestFailedOpenLeavesNothing(t *testing.T) {
 // TestFileRemovedMeanwhile: a file that another process removes while it is waited for is not used.
 func TestFileRemovedMeanwhile(t *testing.T) {
 	path := memoryFile(t)
-	_, _, err := openOwn(t.Context(), path, func(*os.File) bool {
+	_, _, err := openOwn(t.Context(), path, func(*os.File) int {
 		require.NoError(t, os.Remove(path))
-		return false
+		return 0
 	})
 	require.ErrorContains(t, err, "was removed meanwhile: try again")
 	require.NoFileExists(t, path)
@@ -280,16 +282,16 @@ func TestFileRemovedMeanwhile(t *testing.T) {
 // ours, is not removed by an Open that fails.
 func TestFailedOpenOfWhatOthersMade(t *testing.T) {
 	path := memoryFile(t)
-	f, made, err := openOwn(t.Context(), path, func(*os.File) bool {
+	f, made, err := openOwn(t.Context(), path, func(*os.File) int {
 		require.NoError(t, os.WriteFile(path, []byte("blocks"), 0o600)) // who had it before us
-		return false
+		return 0
 	})
 	require.NoError(t, err)
 	require.False(t, made)
 	require.NoError(t, closeOwn(f, made))
 
 	path = memoryFile(t)
-	f, made, err = openOwn(t.Context(), path, func(*os.File) bool { return false })
+	f, made, err = openOwn(t.Context(), path, func(*os.File) int { return 0 })
 	require.NoError(t, err)
 	require.True(t, made)
 	require.NoError(t, os.Remove(path))
@@ -563,4 +565,69 @@ func TestSlowAfterIsATime(t *testing.T) {
 	require.NoError(t, c.Check())
 	c.Disks[0].SlowAfter = 5
 	require.ErrorContains(t, c.Check(), "from 1ms")
+}
+
+// TestDisksInAnotherOrder: whichever order two configs have the same disks in, and by whatever
+// names, their files are taken in one order, so that two processes do not wait for each other.
+func TestDisksInAnotherOrder(t *testing.T) {
+	dir := t.TempDir()
+	real, link := filepath.Join(dir, "m"), filepath.Join(dir, "a")
+	require.NoError(t, os.Mkdir(real, 0o700))
+	require.NoError(t, os.Symlink(real, link))
+	first, second := filepath.Join(real, "a"), filepath.Join(real, "b")
+	withDisks := func(paths ...string) func(*Config) {
+		return func(c *Config) {
+			withDisk(paths[0], 32)(c)
+			c.Disks = append(c.Disks, c.Disks[0])
+			c.Disks[1].Path = paths[1]
+		}
+	}
+	n := openNode(t, memoryFile(t), 24, withDisks(second, first))
+	require.Equal(t, second, n.disks[0].cfg.Path, "they keep their numbers")
+	e, cfg := n.engine, n.cfg
+	n.put(t, ids(0, 16))
+	n.drained(t)
+	require.NoError(t, n.Cache.Close())
+
+	// The one that is first by its real path is taken: the other is left to who has that.
+	lock := func(path string) (*os.File, error) {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = f.Close() })
+		return f, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	held, err := lock(first)
+	require.NoError(t, err)
+	cfg.Engine = e
+	withDisks(filepath.Join(link, "b"), first)(&cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	opened := make(chan error, 1)
+	go func() {
+		_, err := Open(ctx, cfg)
+		opened <- err
+	}()
+	waits := func() (waits bool) {
+		list, err := filepath.Glob("/proc/self/fd/*")
+		require.NoError(t, err)
+		files := 0
+		for _, fd := range list {
+			if path, _ := os.Readlink(fd); path == first {
+				files++
+			}
+		}
+		return files == 2
+	}
+	require.Eventually(t, waits, time.Minute, time.Millisecond)
+	f, err := lock(second)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	cancel()
+	err = <-opened
+	require.ErrorIs(t, err, engine.ErrBusy)
+	require.ErrorContains(t, err, fmt.Sprintf("process %d", os.Getpid()))
+	require.NoError(t, held.Close())
+
+	withDisks(filepath.Join(link, "b"), second)(&cfg)
+	_, err = Open(t.Context(), cfg)
+	require.ErrorIs(t, err, engine.ErrBounds, "a file that is listed twice waits for itself")
 }

@@ -302,6 +302,9 @@ func (c *Cache) unpinLocked(s *shard, i uint32) {
 	case e.flags&demoting != 0:
 		c.leaveForDisk(s, i)
 	}
+	if e.pins == 0 {
+		c.freed()
+	}
 }
 
 // Remove forgets blocks: once it has returned nil no restart finds them, unless they were stored

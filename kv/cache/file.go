@@ -4,6 +4,7 @@ package cache
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -12,12 +13,15 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // The file of a tier begins with a header, in little-endian: magic, version, machine, shape, id,
@@ -154,11 +158,41 @@ func isBlank(f *os.File) (bool, error) {
 	}
 }
 
+// lockOrder is the order in which processes take the files of disks, whatever that of their configs
+// is, so that two do not wait for each other: by their real paths, and the memory file behind them.
+func (cfg *Config) lockOrder() (disks []int, err error) {
+	real := func(path string) string {
+		if abs, err := filepath.Abs(path); err == nil {
+			path = abs
+		}
+		if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil { // else Open fails
+			path = filepath.Join(dir, filepath.Base(path))
+		}
+		return path
+	}
+	paths := map[string]string{real(cfg.Memory.Path): cfg.Memory.Path}
+	var order []string
+	numbers := map[string]int{}
+	for k, d := range cfg.Disks {
+		path := real(d.Path)
+		if other, twice := paths[path]; twice {
+			return nil, fmt.Errorf("disk %s is the file %s: %w", d.Path, other, engine.ErrBounds)
+		}
+		paths[path], numbers[path] = d.Path, k
+		order = append(order, path)
+	}
+	slices.Sort(order)
+	for _, path := range order {
+		disks = append(disks, numbers[path])
+	}
+	return disks, nil
+}
+
 // openOwn opens or makes a file that nobody else may write to: a folder such as /dev/shm is
 // everybody's. It takes the file for this process, and waits until ctx ends for one that has it and
-// may be about to end. held says what else must be over.
-func openOwn(ctx context.Context, path string, held func(*os.File) bool) (f *os.File, made bool,
-	err error) {
+// may be about to end. held is another process that has it without the lock; 0: none has.
+func openOwn(ctx context.Context, path string, held func(*os.File) (pid int)) (f *os.File,
+	made bool, err error) {
 	f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if made = err == nil; errors.Is(err, fs.ErrExist) {
 		f, err = os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
@@ -179,7 +213,11 @@ func openOwn(ctx context.Context, path string, held func(*os.File) bool) (f *os.
 			err = os.NewSyscallError("flock", err)
 			break
 		}
-		if err == nil && !held(f) {
+		holder := 0
+		if err == nil {
+			holder = held(f)
+		}
+		if err == nil && holder == 0 {
 			if err = unix.Fstat(int(f.Fd()), &st); err == nil && st.Nlink == 0 {
 				err = fmt.Errorf("%s was removed meanwhile: try again", path)
 			}
@@ -188,8 +226,12 @@ func openOwn(ctx context.Context, path string, held func(*os.File) bool) (f *os.
 		}
 		select {
 		case <-ctx.Done():
-			err = fmt.Errorf("another cache has it, of this process or of one that has not "+
-				"ended: %w", errors.Join(engine.ErrBusy, context.Cause(ctx)))
+			who := "a process that /proc does not show"
+			if holder = cmp.Or(holder, proc.LockedBy(path)); holder > 0 {
+				who = fmt.Sprintf("process %d", holder)
+			}
+			err = fmt.Errorf("another cache has it, of %s: %w", who,
+				errors.Join(engine.ErrBusy, context.Cause(ctx)))
 		case <-time.After(5 * time.Millisecond):
 			err = nil
 		}

@@ -187,6 +187,59 @@ func TestCloseBesideADiskThatHangs(t *testing.T) {
 	h.answer()
 }
 
+// TestLoadWaitsForRoom: all of the memory waits for a disk. A Load waits until that has written it,
+// its own ctx ends, or the cache is closed.
+func TestLoadWaitsForRoom(t *testing.T) {
+	n, h, keys := openHung(t, time.Hour, 1)
+	h.hang()
+	stored := n.ns.Store(t.Context(), ids(100, 8), n.at(0, 8))
+	require.NoError(t, stored.Wait(t.Context()))
+	load := func(ctx context.Context) *Op {
+		op := n.ns.Load(ctx, keys[:2], n.at(128, 2))
+		until(func() bool { return n.wanting.Load() > 0 })
+		return op
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	op := load(ctx)
+	cancel()
+	require.ErrorIs(t, op.Wait(t.Context()), context.Canceled)
+	require.Equal(t, all(Late, 2), op.Outcomes())
+	until(func() bool { return n.wanting.Load() == 0 })
+
+	op = load(t.Context())
+	h.answer()
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Done, 2), op.Outcomes())
+
+	h.hang()
+	stored = n.ns.Store(t.Context(), ids(200, 8), n.at(0, 8))
+	require.NoError(t, stored.Wait(t.Context()))
+	op = load(t.Context())
+	closed := make(chan error)
+	go func() { closed <- n.Cache.Close() }()
+	require.ErrorIs(t, op.Wait(t.Context()), engine.ErrClosed)
+	require.Equal(t, all(Late, 2), op.Outcomes())
+	h.answer()
+	require.NoError(t, <-closed)
+}
+
+// TestLoadsThatWaitForEachOther: Loads whose blocks need more room than there is, and which hold a
+// part of it each, end all the same: one by one they are refused.
+func TestLoadsThatWaitForEachOther(t *testing.T) {
+	n, _, keys := openHung(t, time.Hour, 1)
+	var ops []*Op
+	for k := range 16 {
+		from := k % (len(keys) - 7)
+		ops = append(ops, n.ns.Load(t.Context(), keys[from:from+8], n.at(8*k, 8)))
+	}
+	for _, op := range ops {
+		<-op.Done()
+		require.NoError(t, op.Err())
+		require.NotContains(t, op.Outcomes(), Late)
+	}
+	require.Equal(t, all(Done, 8), n.get(t, keys[:8]))
+}
+
 // TestLoadOfWhatAPrefetchReads: a Load that waits for a block which a Prefetch reads has it read as
 // what it would read itself: before all that is queued for the disk.
 func TestLoadOfWhatAPrefetchReads(t *testing.T) {

@@ -348,10 +348,14 @@ func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
 	if quota := c.spaces.at(c.spaces.lane(n.id)).quota[Memory].Load(); quota > 0 {
 		most = min(most, quota/4)
 	}
+	c.queued.Add(1)
+	c.freed() // who waits for room is to see that this one holds none
 	select {
 	case c.prefetching <- struct{}{}:
+		c.queued.Add(-1)
 		defer func() { <-c.prefetching }()
 	case <-ctx.Done():
+		c.queued.Add(-1)
 		for k := range op.outcomes {
 			op.outcomes[k] = Late
 		}

@@ -96,8 +96,9 @@ func (n *Namespace) MatchGroups(groups ...Group) int {
 
 // Load copies blocks to a place, and verifies each meanwhile, so that a block that is Done is the
 // one that was stored; the others are told by their outcomes, and what lies in their slots
-// afterwards is undefined. ctx bounds all of it: what is not there by then is Late. keys and
-// to.Slots must not change before the end.
+// afterwards is undefined. ctx bounds all of it: what is not there by then is Late. A block on a
+// disk waits, at most 30 s, for room that others are about to give back; NoRoom: none is coming.
+// keys and to.Slots must not change before the end.
 func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
 	op := newOp(len(keys))
 	size, err := to.check(len(keys), n.c.cfg.Memory.Extent)

@@ -58,7 +58,7 @@ type memory struct {
 // that has it and is about to end. A file whose content is of no use here is made anew, and found
 // says why: it is a cache.
 func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error) {
-	f, made, err := openOwn(ctx, path, ownerLives)
+	f, made, err := openOwn(ctx, path, livingOwner)
 	if err != nil {
 		return nil, fmt.Errorf("open the memory file: %w", err)
 	}
@@ -118,20 +118,22 @@ func openMemory(ctx context.Context, path string, s shape) (_ *memory, err error
 	return m, nil
 }
 
-// ownerLives reports whether the process that the header names is not this one and has not ended as
-// a whole. The kernel gives the lock back as it ends, and may have requests of it under way still,
-// which write to the memory.
-func ownerLives(f *os.File) bool {
+// livingOwner is the process that the header names, where it is not this one and has not ended as a
+// whole; else 0. The kernel gives the lock back as it ends, and may have requests of it under way
+// still, which write to the memory.
+func livingOwner(f *os.File) int {
 	var p [16]byte
 	if _, err := f.ReadAt(p[:], atPID); err != nil {
-		return false // a new file
+		return 0 // a new file
 	}
 	pid, start := binary.NativeEndian.Uint64(p[:]), binary.NativeEndian.Uint64(p[8:])
 	if pid == 0 || pid > math.MaxInt32 || int(pid) == os.Getpid() {
-		return false
+		return 0
 	}
-	now, ended, err := proc.StateOf(int(pid))
-	return err == nil && now == start && !ended
+	if now, ended, err := proc.StateOf(int(pid)); err != nil || now != start || ended {
+		return 0
+	}
+	return int(pid)
 }
 
 // gatherStep is how much is gathered between two looks at a context.

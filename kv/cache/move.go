@@ -194,7 +194,7 @@ const (
 	Damaged                 // Load: its bytes were not what was stored; the cache has forgotten it
 	Unlike                  // Load: it has another length
 	Conflict                // Store: the cache has the key with another length, or other bytes
-	NoRoom                  // Store: the tier has no room that may be taken
+	NoRoom                  // the memory has no room that may be taken; of a Load: nor comes any
 	Late                    // ctx ended first
 	Failed                  // the transfer did: see Err
 	Busy                    // Store: the cache cannot keep up: see Err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -329,7 +330,9 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		}
 		slices.Sort(op.reads)
 	}
+	var within context.Context // once there was too little room
 	for len(mine) > 0 {
+		news := c.coming()
 		// Those on one disk, but for what was removed since.
 		d := c.disks[x.entry(held[mine[0]]).disk]
 		var batch, places, rest []uint32
@@ -345,27 +348,55 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			}
 		}
 		mine = rest
-		if len(batch) > 0 {
-			c.readFrom(ctx, d, op, held, batch, places, size)
+		short := c.readFrom(ctx, d, op, held, batch, places, size)
+		if len(short) < len(batch) || len(batch) == 0 {
+			c.arrived()
 		}
+		if len(short) == 0 {
+			continue
+		}
+		var err error
+		if within == nil && op.class != engine.Prefetch {
+			var cancel context.CancelFunc
+			within, cancel = context.WithTimeout(ctx, diskLimit)
+			defer cancel()
+			c.wanting.Add(1) // and look once more, as nobody has told of room before
+			defer c.wanting.Add(-1)
+		} else if within == nil || !c.fits(x.entry(held[short[0]]).space, size) {
+			err = ErrNoRoom
+		} else {
+			err = c.sleep(within, news, true)
+		}
+		if err == nil {
+			mine = append(mine, short...)
+			continue
+		}
+		if ctx.Err() != nil {
+			op.fail(ctx, fmt.Errorf("load: wait for room: %w", context.Cause(ctx)), short)
+		} else {
+			for _, k := range short {
+				op.outcomes[k] = NoRoom
+			}
+		}
+		c.notRead(held, short)
 		c.arrived()
 	}
 	c.await(ctx, op, held, others, size)
 }
 
-// readFrom reads blocks from their places on a disk.
+// readFrom reads blocks from their places on a disk. It returns those for which there is no room.
 func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, places []uint32,
-	size uint32) {
+	size uint32) (short []uint32) {
 	x := c.index
+	if len(batch) == 0 {
+		return nil
+	}
 	slots, endClaim := c.reserve(x.entry(held[batch[0]]).space, len(batch), size)
 	defer endClaim()
 	n := len(slots)
-	for _, k := range batch[n:] {
-		op.outcomes[k] = NoRoom
-	}
-	c.notRead(held, batch[n:])
-	if batch, places = batch[:n], places[:n]; n == 0 {
-		return
+	batch, places, short = batch[:n], places[:n], batch[n:]
+	if n == 0 {
+		return short
 	}
 	err, proved := context.Cause(ctx), true
 	if err == nil {
@@ -396,7 +427,7 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 		c.notRead(held, batch)
 		if proved {
 			c.places.giveBackAll(slots)
-			return
+			return short
 		}
 		c.keep(t, func(proved bool) {
 			d.ends(err, false)
@@ -404,7 +435,7 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 				c.places.giveBackAll(slots)
 			}
 		})
-		return
+		return short
 	}
 	for j, k := range batch {
 		i := held[k]
@@ -425,6 +456,7 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 		s.mu.Unlock()
 		c.stats.swappedIn.Add(1)
 	}
+	return short
 }
 
 // placeOnDisk is where on a disk a block is, if it is.
@@ -489,10 +521,7 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size ui
 			}
 		}
 		if which = rest; len(which) > 0 {
-			select {
-			case <-news:
-			case <-ctx.Done():
-			}
+			_ = c.sleep(ctx, news, false)
 		}
 	}
 	op.retries = op.retries || len(again) > 0
@@ -501,12 +530,72 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size ui
 	}
 }
 
-// arrived wakes the loads that wait for blocks which others read, Remove, and Drain.
+// sleepers are operations that wait for others: for blocks that those read, or for room.
+type sleepers struct {
+	wanting atomic.Int32 // Loads that wait for room, or are about to
+	queued  atomic.Int32 // Prefetches that wait for their turn: they hold nothing
+
+	// guarded by Cache.mu:
+	asleep int  // operations that have had no news yet
+	refuse bool // the next Load that waits for room is refused
+}
+
+// sleep waits for news of others. A Load that waits for room is refused, by ErrNoRoom, where none
+// is coming: no block is on its way to a disk, and all operations that run wait for each other.
+// One such operation at a time: what it gives up may be enough for the others.
+func (c *Cache) sleep(ctx context.Context, news <-chan struct{}, forRoom bool) error {
+	c.mu.Lock()
+	if (<-chan struct{})(c.news) == news {
+		none := c.asleep+1+int(c.queued.Load()) >= len(c.room) && c.offered.Load() == 0
+		switch {
+		case forRoom && (none || c.refuse):
+			c.refuse = false
+			c.mu.Unlock()
+			return ErrNoRoom
+		case none && c.wanting.Load() > 0:
+			c.wakeLocked()
+			c.refuse = true
+		default:
+			c.asleep++
+		}
+	}
+	c.mu.Unlock()
+	select {
+	case <-news:
+		return nil
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if (<-chan struct{})(c.news) == news {
+		c.asleep--
+	}
+	return context.Cause(ctx)
+}
+
+// fits reports whether a namespace's quota lets it have a block of a size in memory at all.
+func (c *Cache) fits(id uint16, size uint32) bool {
+	quota := c.spaces.at(c.spaces.lane(id)).quota[Memory].Load()
+	return quota == 0 || uint64(size) <= quota
+}
+
+// arrived wakes the loads that wait for blocks which others read, or for room, Remove, and Drain.
 func (c *Cache) arrived() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.wakeLocked()
+}
+
+func (c *Cache) wakeLocked() {
 	close(c.news)
-	c.news = make(chan struct{})
+	c.news, c.asleep, c.refuse = make(chan struct{}), 0, false
+}
+
+// freed is arrived for those that wait for room.
+func (c *Cache) freed() {
+	if c.wanting.Load() > 0 {
+		c.arrived()
+	}
 }
 
 // coming returns what is closed at the next arrival.
