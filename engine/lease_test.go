@@ -354,3 +354,45 @@ func TestLeaseRangesStaged(t *testing.T) {
 	require.NoError(t, m.Close())
 	require.NoError(t, l.Revoke(within(t)))
 }
+
+// recorder is a backend that keeps the last segment that was registered.
+type recorder struct {
+	*fake
+	last driver.Segment
+}
+
+func (r *recorder) Register(seg driver.Segment) (driver.Memory, error) {
+	r.last = seg
+	return r.fake.Register(seg)
+}
+
+// TestPartsOfPages: a lease of one range, or a region, that begins or ends within a page is
+// registered as ranges that a backend must keep to, as it gives fresh pages to whole memories: what
+// lies beside them in the page is the program's. The end of the memory has nothing beside it.
+func TestPartsOfPages(t *testing.T) {
+	const page, end = 4096, 5*4096 - 100
+	r := &recorder{fake: &fake{}}
+	e, err := Open(Config{Name: "a", Plaintext: true, Backends: []driver.Backend{r}})
+	require.NoError(t, err)
+	m, err := e.Alloc(end, AllocOptions{})
+	require.NoError(t, err)
+	region, err := e.RegisterPrivate("kv", m.Segment())
+	require.NoError(t, err)
+	require.Nil(t, r.last.Only, "all of the memory")
+	for _, c := range []struct {
+		off, len uint64
+		part     bool
+	}{
+		{0, end, false}, {page, page, false}, {4 * page, page - 100, false},
+		{0, page - 8, true}, {8, page - 8, true}, {page + 8, 8, true},
+		{4*page + 8, page - 108, true},
+	} {
+		lease, err := region.Lease(c.off, c.len, LeaseOptions{})
+		require.NoError(t, err)
+		require.Equal(t, c.part, r.last.Only != nil, "%d bytes from %d", c.len, c.off)
+		require.NoError(t, lease.Revoke(t.Context()))
+	}
+	require.NoError(t, region.Close())
+	require.NoError(t, e.Close())
+	require.NoError(t, m.Close())
+}

@@ -671,6 +671,40 @@ func TestWhoHasWaitedCopiesNothing(t *testing.T) {
 	})
 }
 
+// TestWhoGivesUpCopiesNothing: a Wait whose context has ended, and an Abort, hand over nothing that
+// is queued, of their own or of others.
+func TestWhoGivesUpCopiesNothing(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		swapIn := s.post(SwapIn, never, 1)
+		first, mine := s.post(SwapOut, never, 1), s.post(SwapOut, never, 1)
+		other := s.post(SwapOut, never, 100)
+		copying, before := make(chan struct{}), s.f.onSubmit
+		s.f.onSubmit = func(n int, op driver.Op, tag uint64, notify bool) error {
+			if slot, _, _ := untag(tag); slot == first.slot {
+				<-copying // the goroutine of the scheduler
+			}
+			return before(n, op, tag, notify)
+		}
+		s.f.mu.Lock()
+		s.f.manual = false
+		s.f.finish(nil)
+		s.f.mu.Unlock()
+		require.True(t, swapIn.Done())
+		synctest.Wait()
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, mine.Wait(over), context.Canceled)
+		require.Empty(t, s.submitted(mine, other))
+		check(t, mine.Abort(within(t)))
+		require.ErrorIs(t, mine.Err(), ErrAborted)
+		require.Empty(t, s.submitted(mine, other))
+		close(copying)
+		check(t, other.Wait(within(t)))
+		check(t, first.Wait(within(t)))
+		s.alone()
+	})
+}
+
 // TestResourcesTakeTurns: one that always has room does not keep the others waiting.
 func TestResourcesTakeTurns(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s *scheduled) {

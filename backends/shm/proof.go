@@ -233,8 +233,8 @@ const (
 
 // freshPages replaces the pages of all ranges that peers may write to. Late writes then land in the
 // old pages. So do writes of the program to other bytes of these pages while they are replaced,
-// which are lost. The program must avoid that if the memory is one range; if it is several ranges,
-// with other memory between them, writable refuses ranges that share pages with it.
+// which are lost. writable refuses ranges that share pages with such bytes. An engine names the
+// ranges also of a lease or a region that is one, where it begins or ends within a page.
 //
 // If ctx ends, the next call continues from there. Precondition: m.revokeLock is held.
 func (b *Backend) freshPages(ctx context.Context, m *memory) error {
