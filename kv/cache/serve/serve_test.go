@@ -591,6 +591,56 @@ func TestAttachTwice(t *testing.T) {
 	require.Zero(t, u.e.Stats().Leases)
 }
 
+// TestNamesOfAllClients: clients together do not take all names of a cache; those that another one
+// has open, or that one gives back by its end, are free to all.
+func TestNamesOfAllClients(t *testing.T) {
+	_, s, path := openWhole(t)
+	s.names = 2
+	first, err := openUser(t.Context(), path) // has "model"
+	require.NoError(t, err)
+	second, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	_, err = first.Client.Namespace(t.Context(), "a", [32]byte{})
+	require.NoError(t, err)
+	_, err = second.Client.Namespace(t.Context(), "b", [32]byte{})
+	require.ErrorIs(t, err, cache.ErrNoRoom)
+	require.ErrorContains(t, err, "2 namespaces open")
+	_, err = second.Client.Namespace(t.Context(), "a", [32]byte{})
+	require.NoError(t, err)
+	require.NoError(t, first.Client.Close(t.Context()))
+	require.NoError(t, second.Client.Close(t.Context()))
+	until(func() bool { return s.Report().Clients == 0 })
+	third, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	_, err = third.Client.Namespace(t.Context(), "b", [32]byte{})
+	require.NoError(t, err)
+	require.NoError(t, third.Client.Close(t.Context()))
+}
+
+// TestRegionThatWasDetached: the server refuses what names a region that its client has given up,
+// however old the request is, and asks nothing of the client's memory for it.
+func TestRegionThatWasDetached(t *testing.T) {
+	_, path := openServer(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	u.mu.Lock()
+	was := u.regions[u.region]
+	u.mu.Unlock()
+	require.NoError(t, u.Detach(t.Context(), u.region))
+	_, err = u.Store(t.Context(), keysOf(1, 1), u.place(0, 1))
+	require.ErrorContains(t, err, "not attached", "the client says so itself")
+	u.mu.Lock()
+	u.regions[u.region] = was // as a client that does not
+	u.mu.Unlock()
+	for _, move := range []func(context.Context, []cache.Key, Place) ([]cache.Outcome, error){
+		u.Load, u.Store} {
+		_, err = move(t.Context(), keysOf(1, 1), u.place(0, 1))
+		require.ErrorIs(t, err, engine.ErrBounds)
+		require.ErrorContains(t, err, "region 0 is none")
+	}
+	require.NoError(t, u.Client.Close(t.Context()))
+}
+
 // TestAttachGivenUp: a region whose attachment came too late counts for nothing.
 func TestAttachGivenUp(t *testing.T) {
 	_, s, path := openWhole(t)

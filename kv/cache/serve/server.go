@@ -23,7 +23,8 @@
 // The order of a request, in the server: handle looks at its head and admits it; a goroutine reads
 // its body, does it (serve: one switch) and sends the answer; then it counts no longer. Each client
 // has at most 64 requests, regions and namespaces (wire.go): a Client waits before it sends one
-// request more, and one region or namespace more is engine.ErrBusy.
+// request more, and one region or namespace more is engine.ErrBusy. All clients together have at
+// most 768 namespaces open, so that the server's program can open some: one more is ErrNoRoom.
 //
 // What is proved to a client: when a Load or a Store has returned, nothing of it moves any more, or
 // the error is engine.ErrUnproven. Then Client.Detach has the proof, by the revoke of the lease,
@@ -80,6 +81,7 @@ type Server struct {
 	started time.Time
 	latency map[kind]*latency // of those kinds that are measured
 	limit   time.Duration     // answerLimit
+	names   int               // namesMax
 
 	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
 
@@ -119,7 +121,7 @@ func New(cfg Config) (*Server, error) {
 		cfg.Inspect = OverUnixSocket
 	}
 	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
-		latency: map[kind]*latency{}, limit: answerLimit}
+		latency: map[kind]*latency{}, limit: answerLimit, names: namesMax}
 	for k := range measured {
 		s.latency[k] = &latency{}
 	}
@@ -449,6 +451,10 @@ func (s *Server) addSpace(c *client, digest [16]byte, open func() (*cache.Namesp
 		if number = len(spaces); number == spacesMax {
 			return nil, fmt.Errorf("%d namespaces of one client: %w", number, engine.ErrBusy)
 		}
+		if names := s.openNames(); names[digest] == 0 && len(names) >= s.names {
+			return nil, fmt.Errorf("the clients of the server have %d namespaces open, at most "+
+				"%d: %w", len(names), s.names, cache.ErrNoRoom)
+		}
 		n, err := open()
 		if err != nil {
 			return nil, err
@@ -458,6 +464,19 @@ func (s *Server) addSpace(c *client, digest [16]byte, open func() (*cache.Namesp
 		s.mu.Unlock()
 	}
 	return json.Marshal(number)
+}
+
+// openNames counts the clients that have each namespace.
+func (s *Server) openNames() map[[16]byte]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := map[[16]byte]int{}
+	for _, c := range s.clients {
+		for _, n := range c.spaces {
+			names[n.Digest()]++
+		}
+	}
+	return names
 }
 
 // openRegion imports a lease, and returns the number that it has from then on.

@@ -13,11 +13,12 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// The bounds of one client, which both sides know.
+// The bounds of one client, which both sides know; namesMax the server alone.
 const (
 	requestsMax = 64       // that run at a time; a server takes twice as many
 	regionsMax  = 64       // attached
 	spacesMax   = 64       // opened, before it dials again
+	namesMax    = 768      // namespaces that all clients of a server have open
 	keysMax     = 64 << 10 // of one request
 	loopsMax    = 8        // of a place
 	blocksMax   = 4 << 10  // of one answer to kindBlocks
