@@ -61,6 +61,11 @@ int sluice_kv_namespace_open(sluice_kv kv, const struct sluice_kv_namespace_opti
 	SLGO_CALL(slgoKVNamespaceOpen, kv, &known, timeout_ns, space);
 }
 
+int sluice_kv_namespace_close(sluice_kv_namespace space)
+{
+	SLGO_CALL(slgoKVNamespaceClose, space);
+}
+
 int sluice_kv_match(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		    int64_t timeout_ns, uint8_t *found, size_t *prefix)
 {

@@ -316,7 +316,7 @@ static void blocks(struct hand *h)
 	switch (any(h, 10)) {
 	case 0:
 		if (DO(sluice_kv_namespace_open(pick(h, KV), &o, 20000 * US, &made)) == SLUICE_OK)
-			put(h, SPACE, made);
+			DO(sluice_kv_namespace_close(put(h, SPACE, made)));
 		return;
 	case 1:
 		DO(sluice_kv_match(space, keys, 8, 20000 * US, bytes, &prefix));

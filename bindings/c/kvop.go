@@ -22,12 +22,18 @@ import (
 // namespace is one of a cache.
 type namespace struct {
 	of    *kv
+	name  spaceName
 	space kvSpace
+
+	opens  int          // that were not closed; guarded by of.mu
+	using  sync.RWMutex // own: calls read-lock it, and the last close waits for them
+	closed bool         // guarded by using
 }
 
 // kvOp is a load, a store or a prefetch.
 type kvOp struct {
 	of     *kv
+	space  *namespace
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the two that follow are there
 
@@ -93,12 +99,62 @@ func (k *kv) openNamespace(ctx context.Context, name spaceName, o cache.Namespac
 		if own, is := s.(ownSpace); is {
 			own.Close()
 		}
-		return h, nil
+		n, err := spaces.get(h)
+		if err == nil {
+			n.opens++
+		}
+		return h, err
 	}
-	if h, err = spaces.put(&namespace{k, s}); err == nil {
+	if h, err = spaces.put(&namespace{of: k, name: name, space: s, opens: 1}); err == nil {
 		k.spaces[name] = h
 	}
 	return h, err
+}
+
+// onSpace is calling for a namespace, which stays open meanwhile.
+func onSpace(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault,
+	call func(ctx context.Context, n *namespace) error) C.int {
+	return calling(&spaces, h, timeout, f, func(ctx context.Context, n *namespace) error {
+		n.using.RLock()
+		defer n.using.RUnlock()
+		if n.closed {
+			return &staleError{want: kindKVNamespace, handle: uint64(h)}
+		}
+		return call(ctx, n)
+	})
+}
+
+//export slgoKVNamespaceClose
+func slgoKVNamespaceClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
+	return calling(&spaces, h, 0, f, func(_ context.Context, n *namespace) error {
+		own, is := n.space.(ownSpace)
+		if is {
+			n.using.Lock()
+			defer n.using.Unlock()
+		}
+		k := n.of
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if n.opens > 1 {
+			n.opens--
+			return nil
+		}
+		for op := range k.running {
+			if op.space == n {
+				return fmt.Errorf("operations of the namespace run: wait for them: %w",
+					engine.ErrBusy)
+			}
+		}
+		if !spaces.drop(uint64(h)) {
+			return &staleError{want: kindKVNamespace, handle: uint64(h)}
+		}
+		delete(k.spaces, n.name)
+		if is {
+			n.closed = true
+			own.Close()
+		}
+		return nil
+	})
 }
 
 func (k *kv) namespace(ctx context.Context, name string, o cache.NamespaceOptions) (kvSpace,
@@ -118,7 +174,7 @@ func (k *kv) namespace(ctx context.Context, name string, o cache.NamespaceOption
 func withKeys(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, timeout C.int64_t,
 	f *C.struct_slgo_fault,
 	call func(ctx context.Context, n *namespace, keys []cache.Key) error) C.int {
-	return calling(&spaces, h, timeout, f, func(ctx context.Context, n *namespace) error {
+	return onSpace(h, timeout, f, func(ctx context.Context, n *namespace) error {
 		if count > C.SLUICE_KV_KEYS_MAX {
 			return fmt.Errorf("%d keys, at most %d a call: %w", uint64(count),
 				C.SLUICE_KV_KEYS_MAX, engine.ErrBounds)
@@ -172,7 +228,7 @@ const kvListedMax = C.SLUICE_KV_LISTED_MAX
 //export slgoKVList
 func slgoKVList(h C.uint64_t, at *C.uint32_t, timeout C.int64_t, keys *C.struct_sluice_kv_key,
 	count *C.size_t, f *C.struct_slgo_fault) C.int {
-	return calling(&spaces, h, timeout, f, func(ctx context.Context, n *namespace) error {
+	return onSpace(h, timeout, f, func(ctx context.Context, n *namespace) error {
 		list, next, err := n.space.Blocks(ctx, uint32(*at))
 		if err != nil {
 			return err
@@ -216,7 +272,7 @@ func slgoKVHint(h C.uint64_t, kind C.uint32_t, last C.int64_t, list *C.struct_sl
 func slgoKVHintEnvelope(h C.uint64_t, data *C.uint8_t, size C.size_t, timeout C.int64_t,
 	buffer *C.uint8_t, capacity C.size_t, length *C.size_t, f *C.struct_slgo_fault) C.int {
 	var outcomes []cache.ActionOutcome
-	code := calling(&spaces, h, timeout, f, func(ctx context.Context, n *namespace) error {
+	code := onSpace(h, timeout, f, func(ctx context.Context, n *namespace) error {
 		b, err := inPlace[byte](data, uint64(size), "envelope")
 		if err == nil {
 			outcomes, err = n.space.HintEnvelope(ctx, b)
@@ -268,7 +324,7 @@ func slgoKVMove(store C.int, h C.uint64_t, list *C.struct_sluice_kv_key, count C
 			move = space.Store
 		}
 		at.Region, keys = region, slices.Clone(keys) // the caller's are read during the call alone
-		return n.of.start(len(keys), region, timeout, out, func(ctx context.Context) (
+		return n.start(len(keys), region, timeout, out, func(ctx context.Context) (
 			[]cache.Outcome, error) {
 			return move(ctx, keys, at)
 		})
@@ -281,7 +337,7 @@ func slgoKVPrefetch(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t,
 	return withKeys(h, list, count, 0, f, func(_ context.Context, n *namespace,
 		keys []cache.Key) error {
 		keys = slices.Clone(keys)
-		return n.of.start(len(keys), nil, timeout, out, func(ctx context.Context) (
+		return n.start(len(keys), nil, timeout, out, func(ctx context.Context) (
 			[]cache.Outcome, error) {
 			return n.space.Prefetch(ctx, keys)
 		})
@@ -310,9 +366,10 @@ func placeOf(p *C.struct_sluice_kv_place, keys int) (at serve.Place, err error) 
 }
 
 // start makes an operation of so many keys, on a region unless that is nil.
-func (k *kv) start(keys int, region *engine.Region, timeout C.int64_t, out *C.uint64_t,
+func (n *namespace) start(keys int, region *engine.Region, timeout C.int64_t, out *C.uint64_t,
 	move func(ctx context.Context) ([]cache.Outcome, error)) error {
-	op := &kvOp{of: k, done: make(chan struct{})}
+	k := n.of
+	op := &kvOp{of: k, space: n, done: make(chan struct{})}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {

@@ -676,6 +676,14 @@ enum { SLUICE_KV_WRITE_THROUGH = 0, SLUICE_KV_WRITE_BACK = 1, SLUICE_KV_MEMORY_O
 int sluice_kv_namespace_open(sluice_kv kv, const struct sluice_kv_namespace_options *options,
 			     int64_t timeout_ns, sluice_kv_namespace *space);
 
+/*
+ * Ends one open of it. The last one makes its handle stale, so that a call with it is
+ * SLUICE_ERR_HANDLE, and waits for calls that run; while operations of it do it is SLUICE_ERR_BUSY.
+ * The blocks stay. A name without blocks that nobody has open makes way for others; that of a
+ * cache that was dialled counts until sluice_kv_close, which closes all.
+ */
+int sluice_kv_namespace_close(sluice_kv_namespace space);
+
 /* Where a block is, bits of sluice_kv_match: in both tiers, or stored at this moment. */
 enum { SLUICE_KV_IN_MEMORY = 1, SLUICE_KV_ON_DISK = 2, SLUICE_KV_COMING = 4 };
 
@@ -733,8 +741,8 @@ enum {
 	SLUICE_KV_PENDING = 4,   /* another operation stores it at this moment */
 	SLUICE_KV_DAMAGED = 5,   /* load: not the bytes that were stored; it is forgotten */
 	SLUICE_KV_UNLIKE = 6,    /* load: it has another length */
-	SLUICE_KV_CONFLICT = 7,  /* store: the cache has the key with another length */
-	SLUICE_KV_NO_ROOM = 8,   /* store: there is no room that may be taken */
+	SLUICE_KV_CONFLICT = 7,  /* store: the cache has another length, or other bytes */
+	SLUICE_KV_NO_ROOM = 8,   /* there is no room that may be taken; of a load: nor comes any */
 	SLUICE_KV_LATE = 9,      /* the timeout of the operation was over */
 	SLUICE_KV_FAILED = 10,   /* its transfer failed: sluice_kv_op_wait says why */
 	SLUICE_KV_BUSY = 11      /* store: the cache cannot keep up: sluice_kv_op_wait says why */

@@ -292,6 +292,21 @@ static void again(void)
 	TRUE(strlen(text) + 1 == n && strstr(text, "\"missing\":16") &&
 	     strstr(text, "\"attached\":{\"blocks\":") && strstr(text, "\"namespaces\":{\"model\":"));
 	WANT(SLUICE_ERR_SPACE, sluice_kv_stats(kv, text, 1, &n));
+	sluice_kv_namespace other;
+	struct sluice_kv_namespace_options named = {.size = sizeof named, .name = "other"};
+	OK(sluice_kv_namespace_open(kv, &named, LIMIT, &other));
+	sluice_kv_namespace again;
+	OK(sluice_kv_namespace_open(kv, &named, LIMIT, &again));
+	TRUE(again == other);
+	OK(sluice_kv_namespace_close(other)); // one of two
+	OK(sluice_kv_match(other, keys, BLOCKS, LIMIT, found, &prefix));
+	OK(sluice_kv_namespace_close(other));
+	WANT(SLUICE_ERR_HANDLE, sluice_kv_match(other, keys, BLOCKS, LIMIT, found, &prefix));
+	WANT(SLUICE_ERR_HANDLE, sluice_kv_namespace_close(other));
+	OK(sluice_kv_namespace_open(kv, &named, LIMIT, &again));
+	TRUE(again != other);
+	OK(sluice_kv_match(again, keys, BLOCKS, LIMIT, found, &prefix));
+
 	OK(sluice_kv_detach(kv, e.region, LIMIT));
 	OK(sluice_kv_detach(kv, e.region, LIMIT));
 	WANT(SLUICE_ERR_BOUNDS, sluice_kv_load(space, keys, BLOCKS, &p, LIMIT, &op));

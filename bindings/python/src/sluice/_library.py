@@ -310,6 +310,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "kv_attach": [_HANDLE, _HANDLE, c_int64],
     "kv_detach": [_HANDLE, _HANDLE, c_int64],
     "kv_namespace_open": [_HANDLE, POINTER(KVNamespaceOptions), c_int64, _OUT],
+    "kv_namespace_close": [_HANDLE],
     "kv_match": [_HANDLE, c_void_p, c_size_t, c_int64, c_void_p, _SIZE_OUT],
     "kv_remove": [_HANDLE, c_void_p, c_size_t, c_int64],
     "kv_list": [_HANDLE, POINTER(c_uint32), c_int64, c_void_p, _SIZE_OUT],
