@@ -144,6 +144,31 @@ def test_hints_for_a_server(served: Served) -> None:
     hint(served[0])
 
 
+def test_a_namespace_that_is_closed(own: Cache) -> None:
+    with own.attach(filled(), axis=1) as blocks:
+        with own.namespace("model", GEOMETRY) as space, own.namespace("model", GEOMETRY) as same:
+            space.store(hashes(0, 2), blocks, range(2)).wait(LIMIT)
+            space.close()
+            space.close()
+            with pytest.raises(sluice.HandleError):
+                space.match(hashes(0, 2))
+            assert same.match(hashes(0, 2)).prefix == 2
+        with pytest.raises(sluice.HandleError):
+            same.load(hashes(0, 2), blocks, range(2))
+        with own.namespace("model", GEOMETRY) as again:
+            assert again.match(hashes(0, 2)).prefix == 2
+
+
+def test_other_bytes_for_a_key(tmp_path: Path) -> None:
+    array = filled()
+    with open_cache(tmp_path, compare_known=True) as cache, cache.attach(array, axis=1) as blocks:
+        space = cache.namespace("model", GEOMETRY)
+        space.store(hashes(0, 2), blocks, range(2)).wait(LIMIT)
+        array[0, 1, 0] += 1
+        told = space.store(hashes(0, 2), blocks, range(2)).wait(LIMIT)
+        assert list(told) == [Outcome.KNOWN, Outcome.CONFLICT]
+
+
 def test_options_of_a_namespace(tmp_path: Path) -> None:
     disk = kv.Disk(str(tmp_path / "disk"), 1 << 20, blocks=64)
     with open_cache(tmp_path, disks=[disk]) as cache, cache.attach(filled(), axis=1) as blocks:

@@ -73,8 +73,8 @@ class Outcome(enum.IntEnum):
     PENDING = 4  # another operation stores it at this moment
     DAMAGED = 5  # load: not the bytes that were stored; it is forgotten
     UNLIKE = 6  # load: it has another length
-    CONFLICT = 7  # store: the cache has the key with another length
-    NO_ROOM = 8  # store: there is no room that may be taken
+    CONFLICT = 7  # store: the cache has the key with another length, or other bytes
+    NO_ROOM = 8  # there is no room that may be taken; of a load: nor comes any
     LATE = 9  # the timeout of the operation was over
     FAILED = 10  # its transfer failed: `wait` raises why
     BUSY = 11  # store: the cache cannot keep up: `wait` raises why
@@ -165,21 +165,22 @@ class Cache(Closing):
     @classmethod
     def open(cls, path: Union[str, os.PathLike[str]], size: int, *, disks: Iterable[Disk] = (),
              extent: int = 0, blocks: int = 0, policy: str = "s3fifo", verify_first: bool = False,
-             ops_max: int = 0, engine: Optional[Engine] = None,
+             compare_known: bool = False, ops_max: int = 0, engine: Optional[Engine] = None,
              timeout: Optional[float] = 30.0) -> Cache:
         """Opens a cache of `size` bytes in a file at `path`, on /dev/shm or a hugetlbfs, with the
         blocks that a process before left there.
 
         `extent` is the longest block in bytes, `blocks` how many the cache can know; 0 chooses by
         the size. `policy` says which block goes first: "s3fifo", "lru" or "arc". With
-        `verify_first` the CRC-32C of a block is verified by its first load alone. `ops_max`
-        operations run at a time; 0 is 1,024. TimeoutError: another cache has the file.
+        `verify_first` the CRC-32C of a block is verified by its first load alone. With
+        `compare_known` a store reads blocks that the cache has, too: other bytes are CONFLICT.
+        `ops_max` operations run at a time; 0 is 1,024. TimeoutError: another cache has the file.
 
         `engine` moves the bytes: without one the cache has its own, for memory of the host.
         """
         words = [f"path={os.fspath(path)}", f"bytes={size}", f"extent={extent}", f"blocks={blocks}",
                  f"policy={policy}", f"verify_first={str(verify_first).lower()}",
-                 f"ops_max={ops_max}"]
+                 f"compare_known={str(compare_known).lower()}", f"ops_max={ops_max}"]
         for d in disks:
             words += [f"disk={d.path}", f"disk_bytes={d.size}", f"disk_extent={d.extent}",
                       f"disk_blocks={d.blocks}", f"disk_bytes_a_day={d.bytes_a_day}",
@@ -341,8 +342,8 @@ class Blocks(Closing):
             self.region.close()
 
 
-class Namespace:
-    """Blocks that only those find who name it. It ends with its cache.
+class Namespace(Closing):
+    """Blocks that only those find who name it. It ends with its cache, or by `close`.
 
     Keys are at most 65,536 a call, as an array of shape (n, 16) and bytes, other contiguous memory
     of 16 bytes a key, or a list of bytes.
@@ -350,6 +351,19 @@ class Namespace:
 
     def __init__(self, cache: Cache, name: str, handle: int) -> None:
         self.cache, self.name, self._handle = cache, name, handle
+
+    def close(self) -> None:
+        """Ends its use; its blocks stay. Calls with it raise HandleError then, and others that the
+        same name was opened by go on. BusyError: its operations run, and no other has it open: call
+        it again. A name that has no blocks makes way for others then; one of a cache that was
+        connected does once the cache is closed.
+        """
+        if self._handle:
+            try:
+                check(lib.kv_namespace_close(self._handle))
+            except HandleError:  # its cache was closed
+                pass
+            self._handle = 0
 
     def match(self, keys: Keys, timeout: Optional[float] = 5.0) -> Match:
         """Looks for blocks. It moves nothing and does not count as a use. What it found may go
