@@ -309,6 +309,8 @@ func TestGivenUp(t *testing.T) {
 	t.Cleanup(answer)
 	u, err := openUser(t.Context(), path)
 	require.NoError(t, err)
+	other, err := openUser(t.Context(), path)
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	for range requestsMax {
@@ -327,7 +329,21 @@ func TestGivenUp(t *testing.T) {
 	_, err = u.Match(soon, keysOf(1, 4))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Equal(t, requestsMax, s.Report().Running)
+
+	// What all clients ask for is bounded, too.
+	bound := func(most int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.most = most
+	}
+	bound(1)
+	_, err = other.Match(t.Context(), keysOf(1, 4))
+	require.ErrorIs(t, err, engine.ErrBusy)
+	bound(bytesMax)
+	_, err = other.Match(t.Context(), keysOf(1, 4))
+	require.NoError(t, err)
 	answer()
+	require.NoError(t, other.Client.Close(t.Context()))
 	_, err = u.Match(t.Context(), keysOf(1, 4))
 	require.NoError(t, err)
 	require.NoError(t, u.Client.Close(t.Context()))

@@ -82,6 +82,7 @@ type Server struct {
 	latency map[kind]*latency // of those kinds that are measured
 	limit   time.Duration     // answerLimit
 	names   int               // namesMax
+	most    int               // bytesMax
 
 	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
 
@@ -90,6 +91,7 @@ type Server struct {
 	running  sync.WaitGroup // of clients
 	draining bool
 	count    int            // requests that run, of all clients
+	bytes    int            // of their messages
 	requests sync.WaitGroup // those
 }
 
@@ -121,7 +123,8 @@ func New(cfg Config) (*Server, error) {
 		cfg.Inspect = OverUnixSocket
 	}
 	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
-		latency: map[kind]*latency{}, limit: answerLimit, names: namesMax}
+		latency: map[kind]*latency{}, limit: answerLimit, names: namesMax,
+		most: bytesMax}
 	for k := range measured {
 		s.latency[k] = &latency{}
 	}
@@ -210,9 +213,17 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		return // a Client never has as many; who has is not answered
 	}
 	c.count++
-	if s.draining {
+	var refused error
+	switch {
+	case s.draining:
+		refused = errEnding
+	case s.count > 0 && s.bytes+len(data) > s.most:
+		refused = fmt.Errorf("%d requests of all clients run, of %d bytes: %w", s.count, s.bytes,
+			engine.ErrBusy)
+	}
+	if refused != nil {
 		c.running.Go(func() {
-			s.send(c, id, errEnding, nil)
+			s.send(c, id, refused, nil)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			c.count--
@@ -220,6 +231,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		return
 	}
 	s.count++
+	s.bytes += len(data)
 	s.requests.Add(1)
 	reqCtx, end := context.WithCancel(c.ctx)
 	c.ends[id] = end
@@ -239,6 +251,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		defer s.mu.Unlock()
 		c.count--
 		s.count--
+		s.bytes -= len(data)
 	})
 }
 

@@ -13,12 +13,14 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// The bounds of one client, which both sides know; namesMax the server alone.
+// The bounds of one client, which both sides know; namesMax and bytesMax the server
+// alone.
 const (
 	requestsMax = 64       // that run at a time; a server takes twice as many
 	regionsMax  = 64       // attached
 	spacesMax   = 64       // opened, before it dials again
 	namesMax    = 768      // namespaces that all clients of a server have open
+	bytesMax    = 1 << 28  // of the messages of all requests that run
 	keysMax     = 64 << 10 // of one request
 	loopsMax    = 8        // of a place
 	blocksMax   = 4 << 10  // of one answer to kindBlocks
