@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -16,7 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/backends/posix"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
@@ -29,6 +33,7 @@ const (
 	pointVariable = "SLUICE_TEST_POINT"
 	timesVariable = "SLUICE_TEST_TIMES"
 	firstVariable = "SLUICE_TEST_FIRST"
+	stopVariable  = "SLUICE_TEST_STOP" // set: by SIGSTOP instead
 )
 
 // killWays are the ways to the disk.
@@ -79,6 +84,10 @@ func storeForEver(path string) error {
 	testpoint.Set(func(point string) {
 		if point == os.Getenv(pointVariable) {
 			if times--; times == 0 {
+				if _, stop := os.LookupEnv(stopVariable); stop {
+					_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+					return
+				}
 				_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 				select {}
 			}
@@ -102,14 +111,35 @@ func storeForEver(path string) error {
 func killed(t *testing.T, path, way, point string, times int, first uint64) (last uint64,
 	gone map[uint64]bool) {
 	t.Helper()
+	child, out := startChild(t, path, way, point, times, first)
+	tells := times
+	if point != "" {
+		tells = 0
+	}
+	return follow(t, child, out, tells, first)
+}
+
+// startChild starts the process that killed tells of.
+func startChild(t *testing.T, path, way, point string, times int, first uint64,
+	env ...string) (*exec.Cmd, io.Reader) {
+	t.Helper()
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childVariable+"="+path, wayVariable+"="+way,
 		pointVariable+"="+point, timesVariable+"="+strconv.Itoa(times),
 		firstVariable+"="+strconv.FormatUint(first, 10))
+	child.Env = append(child.Env, env...)
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	child.Stderr = os.Stderr
 	require.NoError(t, child.Start())
+	return child, out
+}
+
+// follow reads what a process tells until it is killed: by itself or by another, or here once it
+// has told so often, if that is not 0.
+func follow(t *testing.T, child *exec.Cmd, out io.Reader, tells int, first uint64) (last uint64,
+	gone map[uint64]bool) {
+	t.Helper()
 	last, gone = first-1, map[uint64]bool{}
 	count := 0
 	for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -122,7 +152,7 @@ func killed(t *testing.T, path, way, point string, times int, first uint64) (las
 		} else {
 			last = id
 		}
-		if count++; count == times && point == "" {
+		if count++; count == tells {
 			require.NoError(t, child.Process.Kill())
 		}
 	}
@@ -169,17 +199,60 @@ func goesOn(t *testing.T, path, way string, booted bool, first, last uint64,
 	n.close(t)
 }
 
+// killPoints are the steps of a commit and of an eviction.
+var killPoints = []string{"cache: reserved", "cache: entered", "cache: landed", "cache: summed",
+	"cache: committed", "cache: withdrawn", "cache: left", "cache: on disk", "cache: recorded",
+	"cache: leaves its disk", "cache: cleared"}
+
 // TestKill ends a process that stores, at each step of a commit and of an eviction, and has another
 // one go on.
 func TestKill(t *testing.T) {
-	for _, point := range []string{"cache: reserved", "cache: entered", "cache: landed",
-		"cache: summed", "cache: committed", "cache: withdrawn", "cache: left", "cache: on disk",
-		"cache: recorded", "cache: leaves its disk", "cache: cleared"} {
+	for _, point := range killPoints {
 		for _, times := range []int{1, 7, 40} {
 			t.Run(fmt.Sprint(point, " ", times), func(t *testing.T) {
 				path := memoryFile(t)
 				last, gone := killed(t, path, "ring", point, times, 1)
 				goesOn(t, path, "ring", times == 40, 1, last, gone)
+			})
+		}
+	}
+}
+
+// TestStopped is TestKill by SIGSTOP. While the process stands nobody else gets its files, and is
+// told why. Then it is let go on, and stores 60 times more, or it is killed as it stands.
+func TestStopped(t *testing.T) {
+	for _, point := range killPoints {
+		for _, goOn := range []bool{true, false} {
+			t.Run(fmt.Sprint(point, " goes on ", goOn), func(t *testing.T) {
+				path := memoryFile(t)
+				child, out := startChild(t, path, "ring", point, 7, 1, stopVariable+"=")
+				var status unix.WaitStatus
+				_, err := unix.Wait4(child.Process.Pid, &status, unix.WUNTRACED, nil)
+				require.NoError(t, err)
+				require.True(t, status.Stopped())
+
+				b, err := mem.New(mem.Config{})
+				require.NoError(t, err)
+				e, err := engine.Open(engine.Config{Name: "other", Schedule: &engine.Schedule{},
+					Backends: []driver.Backend{b}})
+				require.NoError(t, err)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				_, err = Open(ctx, Config{Engine: e, Blocks: 2 * killBlocks, Memory: MemoryConfig{
+					Path: path, Bytes: killBlocks * blockBytes, Extent: 8 * blockBytes}})
+				cancel()
+				require.ErrorIs(t, err, engine.ErrBusy)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.NoError(t, e.Close())
+
+				tells := 60
+				if goOn {
+					require.NoError(t, child.Process.Signal(unix.SIGCONT))
+				} else {
+					require.NoError(t, child.Process.Kill())
+					tells = 0
+				}
+				last, gone := follow(t, child, out, tells, 1)
+				goesOn(t, path, "ring", false, 1, last, gone)
 			})
 		}
 	}

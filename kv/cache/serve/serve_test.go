@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
@@ -483,6 +484,61 @@ func TestClientKilledInALoad(t *testing.T) {
 	require.Equal(t, 32, found.Prefix)
 	require.NoError(t, u.Client.Close(t.Context()))
 	require.Zero(t, c.Stats().Unproven)
+}
+
+// TestStoppedClient stops a client by SIGSTOP while the server is at each step of its call: another
+// client is served meanwhile. Then it goes on, or is killed as it stands, and keeps nothing.
+func TestStoppedClient(t *testing.T) {
+	for _, point := range []string{"cache: reserved", "cache: entered", "cache: landed",
+		"cache: summed", "cache: committed", "cache: pinned"} {
+		for _, goOn := range []bool{true, false} {
+			t.Run(fmt.Sprint(point, " goes on ", goOn), func(t *testing.T) {
+				c, s, path := openWhole(t)
+				u, err := openUser(t.Context(), path)
+				require.NoError(t, err)
+				standing := testpoint.Stand(t, point)[0]
+				child := exec.Command(os.Args[0])
+				child.Env = append(os.Environ(), childVariable+"="+path)
+				out, err := child.StdoutPipe()
+				require.NoError(t, err)
+				child.Stderr = os.Stderr
+				require.NoError(t, child.Start())
+				<-standing.Came
+				require.NoError(t, child.Process.Signal(unix.SIGSTOP))
+				var status unix.WaitStatus
+				_, err = unix.Wait4(child.Process.Pid, &status, unix.WUNTRACED, nil)
+				require.NoError(t, err)
+				require.True(t, status.Stopped())
+				standing.GoOn()
+
+				keys := keysOf(1000, 8)
+				u.fill(keys)
+				outcomes, err := u.Store(t.Context(), keys, u.place(0, 8))
+				require.NoError(t, err)
+				require.Equal(t, all(cache.Done, 8), outcomes)
+				outcomes, err = u.Load(t.Context(), keys, u.place(8, 8))
+				require.NoError(t, err)
+				require.Equal(t, all(cache.Done, 8), outcomes)
+				require.Equal(t, u.mem[:8*blockBytes], u.mem[8*blockBytes:16*blockBytes])
+
+				if goOn {
+					require.NoError(t, child.Process.Signal(unix.SIGCONT))
+					lines := bufio.NewScanner(out)
+					for range 3 {
+						require.True(t, lines.Scan())
+					}
+				}
+				require.NoError(t, child.Process.Kill())
+				require.Error(t, child.Wait())
+				until(func() bool { return s.Report().Running == 0 })
+				if !goOn { // else what it has retained meanwhile stays for its time
+					until(func() bool { return c.Stats().Held == 0 })
+				}
+				require.NoError(t, u.Client.Close(t.Context()))
+				require.Zero(t, c.Stats().Unproven)
+			})
+		}
+	}
 }
 
 // TestKilledClient: clients are killed while they store and load; the server goes on, serves no
