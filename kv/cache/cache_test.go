@@ -623,7 +623,7 @@ func TestOpsMax(t *testing.T) {
 // TestSlotsThatOverlap: a place that was not filled in, or whose slots overlap, is refused.
 func TestSlotsThatOverlap(t *testing.T) {
 	n := openNode(t, memoryFile(t), 16, nil)
-	for _, stride := range []uint64{0, blockBytes - 1} {
+	for _, stride := range []uint64{0, 1, blockBytes / 2, blockBytes - 1} {
 		to := n.at(0, 2)
 		to.Stride = stride
 		require.ErrorIs(t, n.ns.Store(t.Context(), ids(0, 2), to).Wait(t.Context()),
@@ -632,4 +632,25 @@ func TestSlotsThatOverlap(t *testing.T) {
 			engine.ErrBounds)
 	}
 	require.Zero(t, n.Stats().Tiers[Memory].Blocks)
+}
+
+// TestSlotsOfUnits: blocks begin at any unit that is shorter than they are.
+func TestSlotsOfUnits(t *testing.T) {
+	const unit = blockBytes / 4
+	n := openNode(t, memoryFile(t), 16, nil)
+	keys := ids(0, 3)
+	from, to := n.place, n.place
+	from.Stride, from.Slots = unit, []uint32{9, 1, 5}
+	to.Stride, to.Slots = unit, []uint32{20, 30, 25}
+	want := bytes.Clone(n.mem)
+	for k, key := range keys {
+		content(key, n.mem[from.Slots[k]*unit:][:blockBytes])
+		content(key, want[from.Slots[k]*unit:][:blockBytes])
+		content(key, want[to.Slots[k]*unit:][:blockBytes])
+	}
+	require.NoError(t, n.ns.Store(t.Context(), keys, from).Wait(t.Context()))
+	op := n.ns.Load(t.Context(), keys, to)
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Done, 3), op.Outcomes())
+	require.True(t, bytes.Equal(want, n.mem), "other bytes have changed")
 }

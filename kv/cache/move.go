@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -22,7 +23,7 @@ type Place struct {
 	Peer   *engine.Peer   // engine.Self for memory of this process
 	Remote *engine.Remote // of that peer
 	Base   uint64         // bytes
-	Stride uint64         // bytes, not below Run
+	Stride uint64         // bytes; below Run slots are units, such as pages: no two blocks overlap
 	Slots  []uint32       // of each key; not changed before the operation is done
 	Run    uint64         // contiguous bytes
 	Loops  []Axis         // outermost first, at most driver.LoopsMax; none: a block is one run
@@ -57,11 +58,23 @@ func (p *Place) check(keys int, largest uint64) (size uint32, err error) {
 		return 0, fmt.Errorf("blocks of %d bytes: want from 1 to %d, the extent of the cache: %w",
 			n, largest, engine.ErrBounds)
 	}
-	if keys > 1 && p.Stride < p.Run {
+	if keys > 1 && p.Stride < p.Run && (p.Stride == 0 || p.overlap()) {
 		return 0, fmt.Errorf("slots %d bytes apart (Stride) for runs of %d: they overlap: %w",
 			p.Stride, p.Run, engine.ErrBounds)
 	}
 	return uint32(n), nil
+}
+
+// overlap reports whether runs of two slots have a byte in common.
+func (p *Place) overlap() bool {
+	need := (p.Run + p.Stride - 1) / p.Stride // how many slots a run takes
+	inOrder := slices.Sorted(slices.Values(p.Slots))
+	for i, slot := range inOrder[1:] {
+		if uint64(slot-inOrder[i]) < need {
+			return true
+		}
+	}
+	return false
 }
 
 // move starts to copy blocks between slots of the cache and those of a place. The cache is the one
