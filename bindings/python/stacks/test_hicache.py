@@ -21,6 +21,7 @@ pytest.importorskip("sglang", reason="unavailable: no sglang: hack/stacks instal
 
 import sglang_pools as made
 import torch
+from cache_serve import LIMIT, PATIENT, end, serve
 from sglang.srt.managers.cache_controller import HiCacheController, StorageOperation
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageFailureInjector,
@@ -32,8 +33,6 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sluice import errors
 
 PAGE, PAGES = made.PAGE, 32
-LIMIT = 120.0  # seconds: the machine may be busy
-PATIENT = {"timeout": LIMIT, "lookup_timeout": LIMIT, "start_timeout": LIMIT}
 
 
 def names(n: int, first: int = 0) -> list[str]:
@@ -114,27 +113,6 @@ def test_pages_come_back_after_a_restart(folder: str, kind: Any, layout: str, mo
         storage.close()
         if served is not None:
             end(served)
-
-
-def serve(folder: str) -> subprocess.Popen[str]:
-    """`sluice cache serve`, once clients may come."""
-    config = Path(folder, "cache.toml")
-    config.write_text(f'socket = "{folder}/socket"\n[memory]\npath = "{folder}/memory"\n'
-                      f'bytes = "64MiB"\n')
-    child = subprocess.Popen(
-        [sys.executable, "-c", "from sluice._command import main; main()", "cache", "serve",
-         "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    assert folder in line, line
-    return child
-
-
-def end(child: subprocess.Popen[str]) -> None:
-    child.kill()
-    child.wait()
-    assert child.stdout is not None
-    child.stdout.close()
 
 
 def controller(storage: Any, pool: Any) -> Any:

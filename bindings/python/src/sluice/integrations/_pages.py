@@ -25,6 +25,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field, fields
+from importlib import metadata
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import numpy as np
@@ -231,6 +232,17 @@ class Pool:
         return sum(p.page_bytes for p in self.patterns)
 
 
+def warn_of_version(package: str, run_with: Sequence[str]) -> None:
+    """Says so where another version of a stack is there than those that the tests have run."""
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return
+    if version not in run_with:
+        log.warning("%s %s was not run with this version of sluice, but %s", package, version,
+                    ", ".join(run_with))
+
+
 def geometry(*what: Any) -> bytes:
     """The digest of whatever decides which bytes a page has."""
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).digest()
@@ -266,6 +278,15 @@ class _Session:
         self.parts[pool] = [
             (self.cache.namespace(self._namespace, digest), place) for digest, place in zip(
                 pool.geometries, places or [None] * len(pool.geometries))]
+
+    def detach(self, pool: Pool) -> None:
+        """Returns with the proof that the cache reaches no memory of a pool, which is no other's.
+        """
+        self.parts.pop(pool, None)
+        for m in pool.memories:
+            if (m.address, m.length) in self._attached:
+                self._attached[m.address, m.length].close()
+                del self._attached[m.address, m.length]
 
     def end(self) -> None:
         """Returns with the proof that the cache reaches no memory any more."""
@@ -304,6 +325,9 @@ class Job:
     pool: Pool
     keys: bytes
     slots: Any  # numpy.uint32, one a key
+    # Where the slots lie in a pool whose memory is one range of bytes: the first one's offset, how
+    # far they lie apart, and the length of a page.
+    place: Optional[tuple[int, int, int]] = None
     done: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -320,19 +344,6 @@ class Batch:
     begun: list[tuple[Job, slice, Op]] = field(default_factory=list)
     failed: list[errors.Error] = field(default_factory=list)
     limit: float = 0.0  # the moment by which all operations have ended, or the cache is lost
-
-    def ended(self) -> Optional[bool]:
-        """None while something moves; then whether `finish` returns at once. It does not where an
-        operation has failed: the proof that nothing moves any more may take long.
-        """
-        try:
-            for _, _, op in self.begun:
-                op.wait(0)
-        except errors.WaitTimeout:
-            return None if time.monotonic() < self.limit else False
-        except errors.Error:
-            return False
-        return not self.failed
 
 
 class PageStore:
@@ -378,6 +389,22 @@ class PageStore:
                 error = e
         self._lose(session, error)
 
+    def drop(self, pool: Pool) -> None:
+        """Detaches the memory of a pool, which no operation uses and no other pool has. It is the
+        program's again when this returns.
+        """
+        with self._lock:
+            self._pools.remove(pool)
+            session = self._session
+            if session is None:
+                return
+            try:
+                session.detach(pool)
+                return
+            except errors.Error as e:
+                error = e
+        self._lose(session, error)
+
     def match(self, pool: Pool, keys: bytes) -> Any:
         """Which pages the cache has whole. Behind 65,536 pages with a gap it looks at no more."""
         n = len(keys) // KEY_BYTES
@@ -418,20 +445,19 @@ class PageStore:
             for space, _ in parts:
                 space.clear()
 
-    def hint(self, pool: Pool, envelope: bytes) -> list[dict[str, Any]]:
-        """Gives the hints of an envelope, and says what became of each action; nothing where the
-        cache is not there.
-        """
+    def forget(self, pool: Pool, keys: bytes) -> bool:
+        """Forgets pages of a pool: True where no restart finds them any more."""
         session = self._usable()
-        told: list[dict[str, Any]] = []
-        if session is None:
-            return told
+        if session is None or pool not in session.parts:
+            return False
         try:
-            for space, _ in session.parts.get(pool, []):
-                told += space.hint_envelope(envelope, self._options.lookup_timeout)
+            for begin in range(0, len(keys), KEYS_MAX * KEY_BYTES):
+                for space, _ in session.parts[pool]:
+                    space.remove(keys[begin:begin + KEYS_MAX * KEY_BYTES], self._options.timeout)
+            return True
         except errors.Error as e:
             self._failed(session, e)
-        return told
+            return False
 
     def _move(self, jobs: Sequence[Job], store: bool) -> None:
         self.finish(self.begin(jobs, store))
@@ -450,9 +476,9 @@ class PageStore:
                 keys = job.keys[begin * KEY_BYTES:(begin + KEYS_MAX) * KEY_BYTES]
                 for space, blocks in parts:
                     try:
+                        at = blocks if job.place is None else blocks.place(*job.place)
                         move = space.store if store else space.load
-                        batch.begun.append((job, some, move(keys, blocks, job.slots[some],
-                                                            timeout)))
+                        batch.begun.append((job, some, move(keys, at, job.slots[some], timeout)))
                     except errors.Error as e:
                         job.done[some] = False
                         batch.failed.append(e)
@@ -530,6 +556,8 @@ class PageStore:
                     for pool in self._pools:
                         if pool not in session.parts:
                             session.attach(pool)
+                    for pool in session.parts.keys() - set(self._pools):
+                        session.detach(pool)
                 except errors.Error as e:
                     log.debug("no cache yet: %s", e)
                 else:

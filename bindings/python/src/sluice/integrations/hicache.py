@@ -27,7 +27,6 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from importlib import metadata
 from itertools import takewhile
 from typing import Any, List, Optional, Sequence
 
@@ -51,7 +50,17 @@ except ImportError as e:
 
 from .. import errors
 from .._segments import HostMemory
-from ._pages import Job, Options, PageStore, Pattern, Pool, geometry, keys_of, patterns
+from ._pages import (
+    Job,
+    Options,
+    PageStore,
+    Pattern,
+    Pool,
+    geometry,
+    keys_of,
+    patterns,
+    warn_of_version,
+)
 
 log = logging.getLogger("sluice.hicache")
 
@@ -65,7 +74,7 @@ class SluiceHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None,
                  **more: Any) -> None:
-        _warn_of_version()
+        warn_of_version("sglang", RUN_WITH)
         self.storage_config = c = storage_config
         extra = dict(c.extra_config or {})
         options = Options.read(extra.get("sluice", {}))
@@ -342,16 +351,6 @@ class SluiceHiCache(HiCacheStorage):  # type: ignore[misc]
     def close(self) -> None:
         """Detaches the host pools. UnprovenError: the cache may still reach their memory."""
         self._store.close()
-
-
-def _warn_of_version() -> None:
-    try:
-        version = metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        return
-    if version not in RUN_WITH:
-        log.warning("SGLang %s was not run with this version of sluice, but %s", version,
-                    ", ".join(RUN_WITH))
 
 
 def _prefix(there: Any) -> int:
