@@ -288,6 +288,12 @@ class _Session:
                 self._attached[m.address, m.length].close()
                 del self._attached[m.address, m.length]
 
+    def detach(self, pool: Pool) -> None:
+        """The reverse of attach. No other pool has the same memory."""
+        del self.parts[pool]
+        for m in pool.memories:
+            self._attached.pop((m.address, m.length)).close()
+
     def end(self) -> None:
         """Returns with the proof that the cache reaches no memory any more."""
         limit = time.monotonic() + PROOF_LIMIT
@@ -390,13 +396,11 @@ class PageStore:
         self._lose(session, error)
 
     def drop(self, pool: Pool) -> None:
-        """Detaches the memory of a pool, which no operation uses and no other pool has. It is the
-        program's again when this returns.
-        """
+        """Detaches the memory of a pool: when this returns the cache reaches it no more."""
         with self._lock:
             self._pools.remove(pool)
             session = self._session
-            if session is None:
+            if session is None or pool not in session.parts:
                 return
             try:
                 session.detach(pool)
@@ -556,7 +560,7 @@ class PageStore:
                     for pool in self._pools:
                         if pool not in session.parts:
                             session.attach(pool)
-                    for pool in session.parts.keys() - set(self._pools):
+                    for pool in set(session.parts).difference(self._pools):
                         session.detach(pool)
                 except errors.Error as e:
                     log.debug("no cache yet: %s", e)

@@ -1,0 +1,554 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects by name in a sluice cache, of any size up to that of the cache.
+
+An object is a head and pieces. The head is a block of HEAD bytes whose key is the hash of the name:
+it has the name, the size, and the key of the first piece. The others count up from it, and the
+first one is random: two processes that store one name at a time never mix their pieces, and what is
+left of an object whose head was evicted is never found under a new one. Pieces are stored before
+the head, which the first of several wins.
+
+The memory of an object that lies evenly in one registered range is read and written in place. What
+does not is copied by way of memory of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import struct
+import threading
+from contextlib import contextmanager
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
+
+import numpy as np
+
+from .. import errors
+from .._segments import HostMemory
+from ..cache import KEY_BYTES, Blocks, Found, Namespace, Op, Outcome, key_of
+from ..integrations import _pages
+from ..integrations._pages import DETACH, KEYS_MAX, Options, PageStore, Pool, geometry
+from .ranges import Ranges
+
+HEAD = 512
+PIECE = 2 << 20  # the least default extent of a cache
+PIECE_MIN = 64 << 10
+PIECES_MAX = 1 << 20  # of an object
+NAME_MAX = PIECE_MIN  # bytes; a name that has no room in the head is a piece of its own
+STAGED_MAX = 64 << 20  # bytes that one pass copies by way of our memory
+OPS_MAX = 256  # that run at a time
+
+# What the wheel's calls return.
+OK, INTERNAL, NO_ROOM, INVALID = 0, -1, -200, -600
+NOT_FOUND, FAILED, LOST = -704, -800, -900
+
+_FORM = struct.Struct("<4sIQI16s")  # magic, bytes of the name, size, piece, key of the first
+_MAGIC = b"slm1"
+_Shape = tuple[int, tuple[tuple[int, int], ...]]  # a run, and loops of it
+_KEYS = 1 << 8 * KEY_BYTES
+_STORED = bytes(o in (Outcome.DONE, Outcome.KNOWN, Outcome.PENDING) for o in range(256))
+_CODES = {Outcome.NO_ROOM: NO_ROOM, Outcome.BUSY: NO_ROOM, Outcome.MISSING: NOT_FOUND,
+          Outcome.PENDING: NOT_FOUND, Outcome.DAMAGED: NOT_FOUND, Outcome.UNLIKE: NOT_FOUND}
+
+
+class Value(NamedTuple):
+    """Where an object lies: addresses and lengths of runs that follow each other in it."""
+
+    at: Sequence[int]
+    lengths: Sequence[int]
+
+    def cut(self, size: int) -> Value:
+        """The runs of its first bytes."""
+        at, lengths = [], []
+        for address, n in zip(self.at, self.lengths):
+            if size <= 0:
+                break
+            at.append(address)
+            lengths.append(min(n, size))
+            size -= n
+        return Value(at, lengths)
+
+
+class Head(NamedTuple):
+    """What is known of an object."""
+
+    size: int
+    piece: int
+    first: int
+    name: int  # bytes
+
+    def keys(self) -> list[bytes]:
+        return [_key(self.first + k) for k in range(-(-self.size // self.piece))]
+
+    @property
+    def spilled(self) -> bool:
+        return _FORM.size + self.name > HEAD
+
+    def all_keys(self) -> list[bytes]:
+        return self.keys() + [_key(self.first - 1)] * self.spilled
+
+
+class _Block(NamedTuple):
+    """A block of the cache, and where it lies in a memory that is attached."""
+
+    key: bytes
+    memory: HostMemory
+    offset: int
+    run: int
+    loops: tuple[tuple[int, int], ...] = ()
+
+
+def _key(number: int) -> bytes:
+    return (number % _KEYS).to_bytes(KEY_BYTES, "little")
+
+
+class Objects(PageStore):
+    """The objects of one process. Close it. Any thread may call anything."""
+
+    def __init__(self, options: Options, namespace: str, kept: int) -> None:
+        super().__init__(options, namespace)
+        self._kept = kept  # bytes of ours that stay attached
+        self._piece = PIECE
+        self._held = threading.Lock()  # guards what follows
+        self._ranges: Ranges[Pool] = Ranges()
+        self._free: list[tuple[int, mmap.mmap, Pool]] = []
+        self._known: Optional[tuple[_pages._Session, Namespace, Namespace]] = None
+
+    # Memory
+
+    def register(self, address: int, length: int) -> None:
+        """Lets the cache reach a range. KeyError: it overlaps another."""
+        with self._held:
+            self._ranges.check(address, length)
+            pool = Pool("range", [HostMemory(address, length)], [], [])
+            self.add(pool)
+            self._ranges.add(address, length, pool)
+
+    def unregister(self, address: int) -> None:
+        """Ends a range: when this returns the cache reaches it no more. KeyError: there is none."""
+        with self._held:
+            pool = self._ranges.at(address)
+            if pool is None:
+                raise KeyError(f"{address:#x} is not registered")
+            self.drop(pool)
+            self._ranges.drop(address)
+
+    @contextmanager
+    def _ours(self, length: int) -> Iterator[HostMemory]:
+        """Memory of ours for a while. Without the proof that nothing writes there any more it is
+        not used again.
+        """
+        with self._held:
+            fit = [k for k, (n, _, _) in enumerate(self._free) if n >= length]
+            one = self._free.pop(min(fit, key=lambda k: self._free[k][0])) if fit else None
+        if one is None:
+            size = max(1 << 20, 1 << (length - 1).bit_length())
+            data = mmap.mmap(-1, size)
+            memory = HostMemory(ctypes.addressof(ctypes.c_char.from_buffer(data)), size)
+            one = size, data, Pool("ours", [memory], [], [], data)
+            self.add(one[2])
+        try:
+            yield one[2].memories[0]
+        except errors.UnprovenError:
+            raise
+        except errors.Error:
+            self._give_back(one)
+            raise
+        self._give_back(one)
+
+    def _give_back(self, one: tuple[int, mmap.mmap, Pool]) -> None:
+        with self._held:
+            keep = one[0] + sum(n for n, _, _ in self._free) <= self._kept
+            if keep:
+                self._free.append(one)
+        if not keep:
+            self.drop(one[2])
+
+    def _block(self, head: Head, value: Value) -> Optional[list[_Block]]:
+        """Where the pieces lie, None where they have to be copied. KeyError: partly outside a
+        range.
+        """
+        at = value.at[0]
+        shape: Optional[_Shape] = head.size, ()
+        if len(value.at) > 1:
+            alike = len(set(value.lengths)) == 1
+            shape = _even(tuple([a - at for a in value.at]), value.lengths[0]) if alike else None
+        if shape and (not shape[1] or head.size <= head.piece):
+            run, loops = shape
+            try:
+                start, pool = self._ranges.find(at, run + sum([(n - 1) * by for n, by in loops]))
+            except KeyError:
+                pass
+            else:
+                if not loops:
+                    return _pieces(head, pool.memories[0], at - start)
+                return [_Block(_key(head.first), pool.memories[0], at - start, run, loops)]
+        for address, n in zip(value.at, value.lengths):
+            try:
+                self._ranges.find(address, n)
+            except KeyError:
+                self._ranges.check(address, n)
+        return None
+
+    # Blocks
+
+    def _spaces(self, session: _pages._Session) -> tuple[Namespace, Namespace]:
+        """The namespaces of heads and of pieces."""
+        known = self._known
+        if known is None or known[0] is not session:
+            one, other = (session.cache.namespace(
+                self._namespace, geometry("mooncake.store", kind, 1), timeout=self._options.timeout)
+                for kind in ("heads", "pieces"))
+            known = self._known = session, one, other
+        return known[1:]
+
+    def _move_blocks(self, session: _pages._Session, space: Namespace, store: bool,
+                     blocks: Sequence[_Block]) -> bytes:
+        """Copies blocks, and says what became of each. When it ends none moves any more. It raises
+        where the cache is lost.
+        """
+        outcomes = np.zeros(len(blocks), np.uint8)
+        alike: dict[tuple[HostMemory, int, tuple[tuple[int, int], ...], int], list[int]] = {}
+        for k, b in enumerate(blocks):
+            alike.setdefault((b.memory, b.run, b.loops, b.offset % b.run), []).append(k)
+        waiting = [(of, ks[k:k + KEYS_MAX]) for of, ks in alike.items()
+                   for k in range(0, len(ks), KEYS_MAX)]
+        timeout, failed = self._options.timeout, list[errors.Error]()
+        for first in range(0, len(waiting), OPS_MAX):
+            begun: list[tuple[list[int], Op]] = []
+            for (memory, run, loops, base), ks in waiting[first:first + OPS_MAX]:
+                try:
+                    place = _attached(session, memory).place(base, run, run, loops)
+                    keys = b"".join([blocks[k].key for k in ks])
+                    slots = [blocks[k].offset // run for k in ks]
+                    move = space.store if store else space.load
+                    begun.append((ks, move(keys, place, slots, timeout)))
+                except errors.Error as e:
+                    outcomes[ks] = Outcome.BUSY if isinstance(e, errors.BusyError) else 0
+                    failed.append(e)
+            for ks, op in begun:
+                try:
+                    said = op.wait(timeout + DETACH)
+                except errors.Error as e:
+                    failed.append(e)
+                    said = _pages._outcomes_of(op)
+                outcomes[ks] = np.frombuffer(said, np.uint8)
+                op.close()
+        for error in failed:
+            if isinstance(error, errors.BoundsError):
+                raise error
+            self._failed(session, error)
+        if failed and self._session is not session:
+            raise failed[-1]
+        return outcomes.tobytes()
+
+    def _look(self, session: _pages._Session, names: Sequence[str]) -> list[Optional[Head]]:
+        """The heads that are there."""
+        return self._heads(session, [key_of(_bytes(name)) for name in names])
+
+    def _heads(self, session: _pages._Session, keys: Sequence[bytes]) -> list[Optional[Head]]:
+        return [head for head, _ in self._read(session, keys)]
+
+    def _read(self, session: _pages._Session, keys: Sequence[bytes],
+              names: bool = False) -> list[tuple[Optional[Head], bytes]]:
+        heads, pieces = self._spaces(session)
+        found: list[tuple[Optional[Head], bytes]] = []
+        with self._ours(max(1, len(keys)) * HEAD) as memory:
+            said = self._move_blocks(session, heads, False, [
+                _Block(key, memory, k * HEAD, HEAD) for k, key in enumerate(keys)])
+            for k, outcome in enumerate(said):
+                head, name = None, b""
+                if outcome == Outcome.DONE:
+                    raw = ctypes.string_at(memory.address + k * HEAD, HEAD)
+                    magic, n, size, piece, first = _FORM.unpack_from(raw)
+                    if magic == _MAGIC and 0 < size <= piece * PIECES_MAX and n <= NAME_MAX:
+                        head = Head(size, piece, int.from_bytes(first, "little"), n)
+                        name = raw[_FORM.size:_FORM.size + n]
+                found.append((head, name))
+        if not names:
+            return found
+        for k, (head, _) in enumerate(found):
+            if head is not None and head.spilled:
+                with self._ours(head.name) as memory:
+                    said = self._move_blocks(session, pieces, False, [
+                        _Block(_key(head.first - 1), memory, 0, head.name)])
+                    there = said[0] == Outcome.DONE
+                    name = ctypes.string_at(memory.address, head.name) if there else b""
+                    found[k] = head if there else None, name
+        return found
+
+    def _whole(self, session: _pages._Session, names: Sequence[str]) -> list[tuple[
+            Optional[Head], int]]:
+        """The heads that are there, and of each the tiers in which all of its pieces are, as bits
+        of Found.
+        """
+        _, pieces = self._spaces(session)
+        heads = self._look(session, names)
+        keys = [head.keys() if head else [] for head in heads]
+        flat = b"".join([key for some in keys for key in some])
+        tiers = b"".join(pieces.match(flat[k:k + KEYS_MAX * KEY_BYTES],
+                                      self._options.lookup_timeout).found
+                         for k in range(0, len(flat), KEYS_MAX * KEY_BYTES))
+        found, at = [], 0
+        for head, some in zip(heads, keys):
+            here = tiers[at:at + len(some)]
+            at += len(some)
+            tier = int(Found.IN_MEMORY) if all(t & Found.IN_MEMORY for t in here) else int(
+                Found.ON_DISK) if all(t & 3 for t in here) else 0
+            found.append((head, tier if head else 0))
+        return found
+
+    # Objects
+
+    def _each(self, n: int, act: Callable[[_pages._Session], list[int]]) -> list[int]:
+        """What becomes of n objects: where the cache is lost, the code for that."""
+        session = self._usable()
+        if session is None:
+            return [LOST] * n
+        try:
+            return act(session)
+        except errors.BoundsError:
+            raise
+        except errors.OperatingSystemError as e:
+            _pages.log.error("the cache refuses this: %s", e)
+            return [INTERNAL] * n
+        except errors.Error as e:
+            self._failed(session, e)
+            return [FAILED if self._session is session else LOST] * n
+
+    def exist(self, names: Sequence[str]) -> list[int]:
+        """1 for each that is there whole, 0 for others."""
+        return self._each(len(names), lambda session: [
+            int(bool(tier)) for _, tier in self._whole(session, names)])
+
+    def tiers(self, names: Sequence[str]) -> list[int]:
+        """Bits of Found for each that is there whole."""
+        return self._each(len(names), lambda session: [
+            tier for _, tier in self._whole(session, names)])
+
+    def sizes(self, names: Sequence[str]) -> list[int]:
+        """In bytes."""
+        return self._each(len(names), lambda session: [
+            NOT_FOUND if head is None else head.size for head in self._look(session, names)])
+
+    def put(self, names: Sequence[str], values: Sequence[Value]) -> list[int]:
+        """Stores those that are not there: 0 for each that is there then."""
+        while True:
+            piece = self._piece
+            try:
+                return self._each(len(names), lambda session: self._put(session, names, values))
+            except errors.BoundsError as e:  # the extents of this cache are shorter
+                if piece <= PIECE_MIN:
+                    _pages.log.error("objects are not stored: %s", e)
+                    return [NO_ROOM] * len(names)
+                self._piece = piece // 2
+
+    def _put(self, session: _pages._Session, names: Sequence[str],
+             values: Sequence[Value]) -> list[int]:
+        heads, pieces = self._spaces(session)
+        codes, fresh, broken = [OK] * len(names), dict[str, int](), list[Head]()
+        for k, (head, tier) in enumerate(self._whole(session, names)):
+            size = sum(values[k].lengths)
+            if not 0 < len(_bytes(names[k])) <= NAME_MAX or size <= 0 or min(
+                    values[k].lengths) < 0 or min(values[k].at) <= 0:
+                codes[k] = INVALID
+            elif size > self._piece * PIECES_MAX:
+                codes[k] = NO_ROOM
+            elif not tier:
+                fresh.setdefault(names[k], k)
+                if head:
+                    broken.append(head)
+                    heads.remove(key_of(_bytes(names[k])), self._options.timeout)
+        random = os.urandom(KEY_BYTES * len(fresh))
+        made: dict[int, Head] = {}
+        for n, (name, k) in enumerate(fresh.items()):
+            first = int.from_bytes(random[n * KEY_BYTES:(n + 1) * KEY_BYTES], "little")
+            made[k] = Head(sum(values[k].lengths), self._piece, first, len(_bytes(name)))
+        moved = self._copy(session, made, values, True)
+        gone = [key for head in broken for key in head.all_keys()]
+        with self._ours(max(1, len(made)) * HEAD) as memory:
+            blocks, of = list[_Block](), list[int]()
+            for k, head in made.items():
+                codes[k] = moved[k]
+                raw = _bytes(names[k])
+                if codes[k] == OK and head.spilled:
+                    with self._ours(head.name) as spill:
+                        ctypes.memmove(spill.address, raw, head.name)
+                        said = self._move_blocks(session, pieces, True, [
+                            _Block(_key(head.first - 1), spill, 0, head.name)])
+                        codes[k] = OK if _STORED[said[0]] else _CODES.get(Outcome(said[0]), FAILED)
+                if codes[k] == OK:
+                    at = len(blocks) * HEAD
+                    form = _FORM.pack(_MAGIC, head.name, head.size, head.piece, _key(head.first))
+                    ctypes.memmove(memory.address + at, (form + raw).ljust(HEAD, b"\0"), HEAD)
+                    blocks.append(_Block(key_of(raw), memory, at, HEAD))
+                    of.append(k)
+                else:
+                    gone += head.all_keys()
+            for k, outcome in zip(of, self._move_blocks(session, heads, True, blocks)):
+                if not _STORED[outcome]:
+                    codes[k] = _CODES.get(Outcome(outcome), FAILED)
+                if outcome != Outcome.DONE:  # another was faster, or none is there
+                    gone += made[k].all_keys()
+        if gone:
+            self._remove(pieces, gone)
+        return [codes[fresh.get(name, k)] if c == OK else c
+                for k, (name, c) in enumerate(zip(names, codes))]
+
+    def get(self, names: Sequence[str],
+            into: Callable[[int, int], Union[Value, int]]) -> list[int]:
+        """Loads objects to where `into` says, which is asked with the index and the size of each
+        that is there, or answers with a code. It returns sizes, or codes.
+        """
+        def act(session: _pages._Session) -> list[int]:
+            codes, values, found = [NOT_FOUND] * len(names), dict[int, Value](), dict[int, Head]()
+            for k, head in enumerate(self._look(session, names)):
+                if head is None:
+                    continue
+                to = into(k, head.size)
+                if isinstance(to, int):
+                    codes[k] = to
+                else:
+                    values[k], found[k] = to.cut(head.size), head
+            for k, code in self._copy(session, found, values, False).items():
+                codes[k] = found[k].size if code == OK else code
+            return codes
+
+        return self._each(len(names), act)
+
+    def _copy(self, session: _pages._Session, heads: dict[int, Head],
+              values: Union[Sequence[Value], dict[int, Value]], store: bool) -> dict[int, int]:
+        """Copies the pieces of objects, in passes for what goes by way of our memory."""
+        codes: dict[int, int] = {}
+        direct: list[tuple[int, list[_Block]]] = []
+        staged: list[list[int]] = []
+        room = 0
+        for k, head in heads.items():
+            try:
+                with self._held:
+                    blocks = self._block(head, values[k])
+            except (KeyError, ValueError):
+                codes[k] = INVALID
+                continue
+            if blocks is not None:
+                direct.append((k, blocks))
+            elif staged and room + head.size <= STAGED_MAX:
+                staged[-1].append(k)
+                room += head.size
+            else:
+                staged.append([k])
+                room = head.size
+        if direct:
+            codes.update(self._moved(session, direct, store))
+        for some in staged:
+            with self._ours(sum(heads[k].size for k in some)) as memory:
+                at, blocks_of = 0, []
+                for k in some:
+                    if store:
+                        _gather(values[k], memory.address + at)
+                    blocks_of.append((k, _pieces(heads[k], memory, at)))
+                    at += heads[k].size
+                said = self._moved(session, blocks_of, store)
+                at = 0
+                for k in some:
+                    if not store and said[k] == OK:
+                        _scatter(values[k], memory.address + at)
+                    at += heads[k].size
+                codes.update(said)
+        return codes
+
+    def _moved(self, session: _pages._Session, of: Sequence[tuple[int, list[_Block]]],
+               store: bool) -> dict[int, int]:
+        _, space = self._spaces(session)
+        flat = [b for _, blocks in of for b in blocks]
+        said, at, codes = self._move_blocks(session, space, store, flat), 0, {}
+        for k, blocks in of:
+            here = said[at:at + len(blocks)]
+            at += len(blocks)
+            bad = [o for o in here if o != Outcome.DONE]
+            codes[k] = OK if not bad else _CODES.get(Outcome(bad[0]), FAILED)
+        return codes
+
+    def remove(self, names: Sequence[str]) -> list[int]:
+        """Forgets objects: when this returns no restart finds them."""
+        def act(session: _pages._Session) -> list[int]:
+            found = self._look(session, names)
+            self._forget(session, [(key_of(_bytes(name)), head)
+                                   for name, head in zip(names, found) if head])
+            return [NOT_FOUND if head is None else OK for head in found]
+
+        return self._each(len(names), act)
+
+    def _forget(self, session: _pages._Session, of: Sequence[tuple[bytes, Head]]) -> None:
+        heads, pieces = self._spaces(session)
+        self._remove(heads, [key for key, _ in of])
+        self._remove(pieces, [key for _, head in of for key in head.all_keys()])
+
+    def _remove(self, space: Namespace, keys: Sequence[bytes]) -> None:
+        for k in range(0, len(keys), KEYS_MAX):
+            space.remove(keys[k:k + KEYS_MAX], self._options.timeout)
+
+    def remove_where(self, chosen: Callable[[str], bool]) -> int:
+        """Forgets the objects of such names, and says how many."""
+        def act(session: _pages._Session) -> list[int]:
+            removed = 0
+            for some in self._spaces(session)[0].keys(self._options.timeout):
+                keys = [some[k:k + KEY_BYTES] for k in range(0, len(some), KEY_BYTES)]
+                which = [(key, head) for key, (head, name) in zip(
+                    keys, self._read(session, keys, names=True))
+                    if head and chosen(name.decode("utf-8", "surrogateescape"))]
+                self._forget(session, which)
+                removed += len(which)
+            return [removed]
+
+        return self._each(1, act)[0]
+
+    def remove_everything(self) -> int:
+        """Forgets all objects, and what is left of others, and says how many there were."""
+        def act(session: _pages._Session) -> list[int]:
+            heads, pieces = self._spaces(session)
+            n = sum(len(some) for some in heads.keys(self._options.timeout)) // KEY_BYTES
+            heads.clear(self._options.timeout)
+            pieces.clear(self._options.timeout)
+            return [n]
+
+        return self._each(1, act)[0]
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _pieces(head: Head, memory: HostMemory, at: int) -> list[_Block]:
+    """The pieces of an object that lies there in one run."""
+    keys = head.keys()
+    return [_Block(key, memory, at + k * head.piece, min(head.piece, head.size - k * head.piece))
+            for k, key in enumerate(keys)]
+
+
+@functools.lru_cache(256)
+def _even(offsets: tuple[int, ...], run: int) -> Optional[_Shape]:
+    """The run and the loops of runs that lie evenly."""
+    fits = _pages._fit(offsets, run, run)
+    return (fits[0].run, tuple(fits[0].loops)) if len(fits) == 1 else None
+
+
+def _attached(session: _pages._Session, memory: HostMemory) -> Blocks:
+    try:
+        return session._attached[memory.address, memory.length]
+    except KeyError:
+        raise errors.UnavailableError("the cache is back, but does not reach this memory yet"
+                                      ) from None
+
+
+def _gather(value: Value, to: int) -> None:
+    for address, n in zip(value.at, value.lengths):
+        ctypes.memmove(to, address, n)
+        to += n
+
+
+def _scatter(value: Value, source: int) -> None:
+    for address, n in zip(value.at, value.lengths):
+        ctypes.memmove(address, source, n)
+        source += n

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The face of Mooncake's store over a cache: restarts, short extents, what is left of objects, and
+runs of all shapes. stacks/test_mooncake_store.py runs the same scenario over the wheel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+from conftest import HERE, LIMIT, MIB, until
+from sluice import errors
+from sluice.cache import Cache, key_of
+from sluice.mooncake.objects import HEAD, INVALID, LOST, NO_ROOM, NOT_FOUND
+from sluice.mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator
+from test_mooncake import scenario
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def said(folder: Any) -> str:
+    return json.dumps({"address": f"unix:{folder}/socket", "timeout": LIMIT,
+                       "lookup_timeout": LIMIT, "start_timeout": LIMIT})
+
+
+def connect(folder: Any, **more: Any) -> Any:
+    store = MooncakeDistributedStore()
+    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", said(folder), **more) == 0
+    return store
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with Cache.open(tmp_path / "memory", 64 * MIB, blocks=4096, timeout=LIMIT) as made:
+        made.serve(f"unix:{tmp_path}/socket")
+        yield made
+
+
+@pytest.fixture
+def store(cache: Cache, tmp_path: Path) -> Iterator[Any]:
+    made = connect(tmp_path)
+    yield made
+    made.close()
+
+
+class Memory:
+    """Host memory of random bytes by its address."""
+
+    def __init__(self, length: int) -> None:
+        self.bytes = bytearray(random.Random(length).randbytes(length))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
+
+
+def test_the_scenario_runs(cache: Cache, tmp_path: Path) -> None:
+    seen = dict(scenario(sys.executable, "-m", "sluice.mooncake.shim",
+                         str(HERE / "mooncake_store_scenario.py"), said(tmp_path)))
+    assert seen["setup"] == seen["put"] == seen["put from"] == seen["close again"] == 0
+    assert seen["there"] == [1, 5, b"hello".hex()] and seen["the first stays"] == b"hello".hex()
+    assert seen["get into"][0] == seen["get into more"][0] == 1000
+    assert seen["get into less"][0] == seen["no bytes"] == INVALID
+    assert seen["get batch into"][0] == [100, NOT_FOUND, 200]
+    assert seen["pages"] == [0] * 64 and seen["pages elsewhere"][0] == [4096] * 64
+    assert seen["get layers"] == [4096] * 16 and seen["get runs"] == [150, 150, NOT_FOUND]
+    assert seen["big"] == [0, 20 << 20, True] and seen["match"] == 11
+    assert seen["nothing is left"] == [0] * 4
+
+
+def test_a_killed_cache_is_a_code_and_comes_back(start: Start, tmp_path: Path) -> None:
+    """Its extents are of 64 KiB: objects are in pieces of that."""
+    server = start("cache_server.py", str(tmp_path))
+    assert server.stdout is not None and server.stdout.readline() == "serves\n"
+    store, memory = connect(tmp_path), Memory(MIB)
+    at = memory.address
+    assert store.register_buffer(at, MIB) == 0
+    want = bytes(memory.bytes[:200_000])
+    assert store.put_from("a", at, 200_000) == 0 and store.put("b", want) == 0
+    server.kill()
+    server.wait()
+    assert store.batch_get_into(["a", "b"], [at, at], [MIB, MIB]) == [LOST, LOST]
+    assert (store.is_exist("a"), store.get("a"), store.get_size("a")) == (LOST, b"", LOST)
+    assert (store.put("c", b"c"), store.remove("a"), store.remove_all()) == (LOST,) * 3
+    assert store.remove_by_regex("a") == LOST and store.get_buffer("a") is None
+    assert store.get_replica_desc("a") == [] and store.health_check() == 2
+
+    server = start("cache_server.py", str(tmp_path))
+    until(lambda: store.health_check() == 0)
+    memory.bytes[:] = bytes(MIB)
+    assert store.batch_is_exist(["a", "b", "c"]) == [1, 1, 0]
+    assert store.get_into("a", at, MIB) == 200_000 and memory.bytes[:200_000] == want
+    assert store.get("b") == want and store.unregister_buffer(at) == 0
+    store.close()
+    store = connect(tmp_path)  # names survive who stored them
+    assert store.get_size("a") == 200_000 and store.remove_by_regex("^a$") == 1
+    assert store.batch_is_exist(["a", "b"]) == [0, 1]
+    store.close()
+
+
+def test_an_object_without_a_piece_is_not_there(cache: Cache, store: Any, tmp_path: Path) -> None:
+    assert store.put("a", bytes(3 * MIB)) == 0  # two pieces
+    heads, pieces = store._objects._spaces(store._objects._session)
+    keys = b"".join(pieces.keys())
+    assert len(keys) == 32
+    pieces.remove(keys[:16])
+    assert store.is_exist("a") == 0 and store.get("a") == b"" and store.put("a", b"new") == 0
+    assert store.get("a") == b"new" and store.is_exist("a") == 1
+    assert len(b"".join(pieces.keys())) == 16  # the other piece went
+
+    heads.remove(key_of(b"a"))  # as an eviction does
+    assert store.is_exist("a") == 0 and store.put("a", b"won") == 0 and store.get("a") == b"won"
+
+
+def test_the_first_of_two_wins(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert store.put("a", b"first") == 0
+    objects = store._objects
+    _, pieces = objects._spaces(objects._session)
+    monkeypatch.setattr(objects, "_whole", lambda session, names: [(None, 0)] * len(names))
+    assert store.put("a", b"other bytes") == 0  # as one that has looked before the first came
+    monkeypatch.undo()
+    assert store.get("a") == b"first" and len(b"".join(pieces.keys())) == 16
+
+
+def test_runs_of_all_shapes(store: Any) -> None:
+    """Even ones in place, others by way of our memory, and what was stored as one comes in runs."""
+    memory, back, rng = Memory(8 * MIB), Memory(8 * MIB), random.Random(1)
+    assert store.register_buffer(memory.address, 8 * MIB) == 0
+    assert store.register_buffer(back.address, 4 * MIB) == 0  # half of it
+    for n in range(60):
+        count, length, by = rng.randint(1, 9), rng.choice([1, 64, 4096, 100_000]), rng.choice(
+            [0, 64, 70_000])
+        offsets, at = [], rng.randint(0, 4096)
+        for _ in range(count):
+            offsets.append(at)
+            at += length + by + rng.choice([0, 0, 0, 64 * (n % 3)])
+        if n % 4 == 0:
+            rng.shuffle(offsets)
+        name, size = f"object {n}", count * length
+        assert store.batch_put_from_multi_buffers(
+            [name], [[memory.address + o for o in offsets]], [[length] * count]) == [0]
+        want = b"".join(bytes(memory.bytes[o:o + length]) for o in offsets)
+        assert store.get(name) == want
+        begin = rng.choice([0, 5 * MIB])
+        cut = rng.randint(1, size)
+        there = [[back.address + begin, back.address + begin + size + 4096]]
+        assert store.batch_get_into_multi_buffers(
+            [name], there, [[cut, size - cut]] if cut < size else [[size, 1]]) == [size]
+        assert back.bytes[begin:begin + cut] == want[:cut]
+        rest = begin + size + 4096
+        assert back.bytes[rest:rest + size - cut] == want[cut:]
+        assert store.remove(name) == 0
+    partly = back.address + 4 * MIB - 10
+    assert store.put("a", b"x" * 100) == 0 and store.get_into("a", partly, 100) == INVALID
+    assert store.put_from("b", partly, 100) == INVALID
+
+
+def test_many_names_in_one_call(store: Any) -> None:
+    """Slots that lie unevenly are an operation each, and more of them than run at a time."""
+    memory = Memory(4 * MIB)
+    assert store.register_buffer(memory.address, 4 * MIB) == 0
+    n = 600
+    at, sizes = [memory.address + 5003 * k for k in range(n)], [4096 + k % 5 for k in range(n)]
+    names = [f"name {k}" for k in range(n)]
+    assert store.batch_put_from(names, at, sizes) == [0] * n
+    assert store.batch_is_exist([*names, "other"]) == [1] * n + [0]
+    want = bytes(memory.bytes)
+    memory.bytes[:] = bytes(4 * MIB)
+    assert store.batch_get_into(names, at, [s + 10 for s in sizes]) == sizes
+    for k in range(n):
+        assert memory.bytes[5003 * k:][:sizes[k]] == want[5003 * k:][:sizes[k]]
+    assert store.remove_all() == n and store.batch_is_exist(names) == [0] * n
+
+
+def test_threads(store: Any) -> None:
+    memory = Memory(MIB)
+    want = bytes(memory.bytes)
+    assert store.register_buffer(memory.address, MIB) == 0
+
+    def work(k: int) -> bool:
+        own = bytearray(4096)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(own))
+        return bool(store.register_buffer(at, 4096) == 0
+                and store.put_from(f"{k % 20}", memory.address + 4096 * (k % 20), 4096) == 0
+                and store.get_into(f"{k % 20}", at, 4096) == 4096
+                and store.get(f"{k % 20}") == own == want[4096 * (k % 20):][:4096]
+                and store.unregister_buffer(at) == 0)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(200)))
+
+
+def test_tenants_and_other_addresses(cache: Cache, store: Any, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch,
+                                     caplog: pytest.LogCaptureFixture) -> None:
+    other = connect(tmp_path, tenant_id="other")
+    assert store.put("a", b"x") == 0 and other.is_exist("a") == 0
+    assert other.put("a", b"other") == 0 and other.remove_all() == 1 and store.get("a") == b"x"
+    other.close()
+    made = MooncakeDistributedStore()
+    master = ("here", "P2PHANDSHAKE", 0, 0, "tcp", "", "127.0.0.1:50051")
+    monkeypatch.delenv("SLUICE_CACHE", raising=False)
+    with caplog.at_level(logging.ERROR, "sluice.mooncake"):
+        assert made.setup(*master) == INVALID and "SLUICE_CACHE" in caplog.text
+        assert made.put("a", b"x") == INVALID and made.get("a") == b""
+        assert (made.health_check(), made.register_buffer(4096, 1)) == (1, INVALID)
+    monkeypatch.setenv("SLUICE_CACHE", said(tmp_path))
+    assert made.setup(*master) == 0 and made.get("a") == b"x" and made.get_hostname() == "here"
+    made.close()
+    assert made.setup_dummy(0, 0, f"unix:{tmp_path}/socket") == 0 and made.health_check() == 0
+    made.close()
+    nowhere = json.dumps({"address": f"unix:{tmp_path}/none", "start_timeout": 0.1})
+    assert made.setup(*master[:6], nowhere) == LOST
+    assert made.setup(*master[:6], '{"adress": "unix:/x"}') == INVALID
+
+
+def test_what_there_is_no_room_for(cache: Cache, store: Any) -> None:
+    assert store.put("a", bytes(65 * MIB)) == NO_ROOM and store.is_exist("a") == 0
+    assert store.put("k" * 65_537, b"x") == INVALID
+    assert store.put("k" * 65_536, b"x") == 0 and store.remove_by_regex("^k{65536}$") == 1
+
+
+def test_a_head_that_is_none(store: Any) -> None:
+    objects = store._objects
+    heads, _ = objects._spaces(objects._session)
+    with objects._session.cache.attach(bytearray(HEAD), block_bytes=HEAD) as blocks:
+        heads.store([key_of(b"a")], blocks, [0], LIMIT).wait(LIMIT)
+    assert store.is_exist("a") == 0 and store.get("a") == b"" and store.get_size("a") == NOT_FOUND
+
+
+def test_memory_of_the_host() -> None:
+    allocator = MooncakeHostMemAllocator()
+    at = allocator.alloc(8192)
+    ctypes.memset(at, 7, 8192)
+    assert ctypes.string_at(at + 8191, 1) == b"\7"
+    assert (allocator.free(at), allocator.free(at)) == (0, -1)
+
+
+def test_an_operation_that_fails(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = store._objects
+    heads, pieces = objects._spaces(objects._session)
+
+    def refuse(*_: Any) -> Any:
+        raise errors.BusyError("the cache cannot keep up")
+
+    monkeypatch.setattr(pieces, "store", refuse)
+    assert store.put("a", b"x") == NO_ROOM
+    monkeypatch.undo()
+    assert store.is_exist("a") == 0 and store.put("a", b"x") == 0 and store.health_check() == 0
