@@ -19,6 +19,7 @@ import pytest
 from conftest import HERE, LIMIT, MIB, until
 from sluice import errors
 from sluice.cache import Cache, key_of
+from sluice.mooncake import objects
 from sluice.mooncake.objects import HEAD, INVALID, LOST, NO_ROOM, NOT_FOUND
 from sluice.mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator
 from test_mooncake import scenario
@@ -119,9 +120,9 @@ def test_an_object_without_a_piece_is_not_there(cache: Cache, store: Any, tmp_pa
 
 def test_the_first_of_two_wins(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.put("a", b"first") == 0
-    objects = store._objects
-    _, pieces = objects._spaces(objects._session)
-    monkeypatch.setattr(objects, "_whole", lambda session, names: [(None, 0)] * len(names))
+    over = store._objects
+    _, pieces = over._spaces(over._session)
+    monkeypatch.setattr(over, "_whole", lambda session, names: [(None, 0)] * len(names))
     assert store.put("a", b"other bytes") == 0  # as one that has looked before the first came
     monkeypatch.undo()
     assert store.get("a") == b"first" and len(b"".join(pieces.keys())) == 16
@@ -226,9 +227,9 @@ def test_what_there_is_no_room_for(cache: Cache, store: Any) -> None:
 
 
 def test_a_head_that_is_none(store: Any) -> None:
-    objects = store._objects
-    heads, _ = objects._spaces(objects._session)
-    with objects._session.cache.attach(bytearray(HEAD), block_bytes=HEAD) as blocks:
+    over = store._objects
+    heads, _ = over._spaces(over._session)
+    with over._session.cache.attach(bytearray(HEAD), block_bytes=HEAD) as blocks:
         heads.store([key_of(b"a")], blocks, [0], LIMIT).wait(LIMIT)
     assert store.is_exist("a") == 0 and store.get("a") == b"" and store.get_size("a") == NOT_FOUND
 
@@ -241,9 +242,16 @@ def test_memory_of_the_host() -> None:
     assert (allocator.free(at), allocator.free(at)) == (0, -1)
 
 
+def test_memory_of_a_card_is_refused(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(4096)
+    monkeypatch.setattr(objects, "card_of", lambda address, location: 0)
+    assert store.register_buffer(memory.address, 4096) == INVALID
+    assert store.put_from("a", memory.address, 4096) == INVALID and store.is_exist("a") == 0
+
+
 def test_an_operation_that_fails(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = store._objects
-    heads, pieces = objects._spaces(objects._session)
+    over = store._objects
+    heads, pieces = over._spaces(over._session)
 
     def refuse(*_: Any) -> Any:
         raise errors.BusyError("the cache cannot keep up")

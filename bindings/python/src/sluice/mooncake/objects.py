@@ -29,6 +29,7 @@ from .._segments import HostMemory
 from ..cache import KEY_BYTES, Blocks, Found, Namespace, Op, Outcome, key_of
 from ..integrations import _pages
 from ..integrations._pages import DETACH, KEYS_MAX, Options, PageStore, Pool, geometry
+from .memory import card_of
 from .ranges import Ranges
 
 HEAD = 512
@@ -118,7 +119,8 @@ class Objects(PageStore):
     # Memory
 
     def register(self, address: int, length: int) -> None:
-        """Lets the cache reach a range. KeyError: it overlaps another."""
+        """Lets the cache reach a range of the host's memory. KeyError: it overlaps another."""
+        _check_host(address)
         with self._held:
             self._ranges.check(address, length)
             pool = Pool("range", [HostMemory(address, length)], [], [])
@@ -189,6 +191,7 @@ class Objects(PageStore):
                 self._ranges.find(address, n)
             except KeyError:
                 self._ranges.check(address, n)
+                _check_host(address)
         return None
 
     # Blocks
@@ -514,6 +517,11 @@ class Objects(PageStore):
             return [n]
 
         return self._each(1, act)[0]
+
+
+def _check_host(address: int) -> None:
+    if card_of(address, "*") is not None:
+        raise ValueError(f"{address:#x} lies on a card: only memory of the host can be used here")
 
 
 def _bytes(name: str) -> bytes:
