@@ -48,6 +48,7 @@ _FORM = struct.Struct("<4sIQI16s")  # magic, bytes of the name, size, piece, key
 _MAGIC = b"slm1"
 _Shape = tuple[int, tuple[tuple[int, int], ...]]  # a run, and loops of it
 _KEYS = 1 << 8 * KEY_BYTES
+_THERE = Found.IN_MEMORY | Found.ON_DISK
 _STORED = bytes(o in (Outcome.DONE, Outcome.KNOWN, Outcome.PENDING) for o in range(256))
 _CODES = {Outcome.NO_ROOM: NO_ROOM, Outcome.BUSY: NO_ROOM, Outcome.MISSING: NOT_FOUND,
           Outcome.PENDING: NOT_FOUND, Outcome.DAMAGED: NOT_FOUND, Outcome.UNLIKE: NOT_FOUND}
@@ -281,24 +282,32 @@ class Objects(PageStore):
                     found[k] = head if there else None, name
         return found
 
+    def _match(self, space: Namespace, keys: Sequence[bytes]) -> bytes:
+        """Bits of Found for each key."""
+        return b"".join(space.match(keys[k:k + KEYS_MAX], self._options.lookup_timeout).found
+                        for k in range(0, len(keys), KEYS_MAX))
+
     def _whole(self, session: _pages._Session, names: Sequence[str]) -> list[tuple[
             Optional[Head], int]]:
         """The heads that are there, and of each the tiers in which all of its pieces are, as bits
         of Found.
         """
-        _, pieces = self._spaces(session)
-        heads = self._look(session, names)
+        space, pieces = self._spaces(session)
+        hashes = [key_of(_bytes(name)) for name in names]
+        there = self._match(space, hashes)
+        known = [k for k, bits in enumerate(there) if bits & _THERE]
+        heads: list[Optional[Head]] = [None] * len(names)
+        if known:  # else nothing has to be read, as before most puts
+            for k, head in zip(known, self._heads(session, [hashes[k] for k in known])):
+                heads[k] = head
         keys = [head.keys() if head else [] for head in heads]
-        flat = b"".join([key for some in keys for key in some])
-        tiers = b"".join(pieces.match(flat[k:k + KEYS_MAX * KEY_BYTES],
-                                      self._options.lookup_timeout).found
-                         for k in range(0, len(flat), KEYS_MAX * KEY_BYTES))
+        tiers = self._match(pieces, [key for some in keys for key in some])
         found, at = [], 0
         for head, some in zip(heads, keys):
             here = tiers[at:at + len(some)]
             at += len(some)
             tier = int(Found.IN_MEMORY) if all(t & Found.IN_MEMORY for t in here) else int(
-                Found.ON_DISK) if all(t & 3 for t in here) else 0
+                Found.ON_DISK) if all(t & _THERE for t in here) else 0
             found.append((head, tier if head else 0))
         return found
 
