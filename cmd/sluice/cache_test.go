@@ -430,6 +430,8 @@ func TestCacheConfig(t *testing.T) {
 			"line 1: backends: a [[disk]] takes posix"},
 		{good + "[[disk]]\npath=\"/x/d\"\nbytes_a_day=0\n", "line 7: disk.bytes_a_day: 0: want"},
 		{good + "[[disk]]\npath=\"/x/m\"\nbytes=\"2MiB\"\n", "line 5: disk: disk /x/m is there"},
+		{good + "[events]\naddress=\"x\"\n", "line 6: events.address: \"x\" is no HOST:PORT"},
+		{good + "[events]\nreplay=\"127.0.0.1:1\"\n", "line 5: events.address: \"\" is no"},
 		{good + "[schedule]\npiece_bytes=\"4MiB\"\n", "line 6: schedule.piece_bytes"},
 		{good + "[schedule]\nswap_out=-1\n", "line 6: schedule.swap_out"},
 		{good + "[[namespace]]\npriority=1\n", "line 5: namespace.name: want a name"},

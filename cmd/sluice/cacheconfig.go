@@ -33,7 +33,11 @@ type cacheConfig struct {
 	schedule                   engine.Schedule
 	unscheduled                bool
 	cache                      cache.Config // but its engine
-	namespaces                 []cacheNamespace
+	events                     struct {
+		address, replay, topic string
+		buffer                 uint64
+	}
+	namespaces []cacheNamespace
 
 	path, text string // of the file
 }
@@ -66,6 +70,10 @@ func (c *cacheConfig) settings(table string, nth int) []setting {
 		id := &c.identity
 		return []setting{{"certificate", &id.certificate, 1, 4096}, {"key", &id.key, 1, 4096},
 			{"authority", &id.authority, 1, 4096}, {"revoked", &id.revoked, 1, 4096}}
+	case "events":
+		e := &c.events
+		return []setting{{"address", &e.address, 1, 255}, {"replay", &e.replay, 1, 255},
+			{"topic", &e.topic, 1, 255}, {"buffer", &e.buffer, 1, tierMax}}
 	case "schedule":
 		s := &c.schedule
 		return []setting{{"off", &c.unscheduled, 0, 0},
@@ -197,7 +205,8 @@ func readCacheConfig(path string) (*cacheConfig, error) {
 	host, _ := os.Hostname()
 	c := &cacheConfig{path: path, text: string(text), name: host, socket: defaultSocket(),
 		startTimeout: 30 * time.Second, drainTimeout: 30 * time.Second}
-	for _, table := range []string{"identity", "schedule", "memory", "disk", "namespace"} {
+	for _, table := range []string{"identity", "schedule", "events", "memory", "disk",
+		"namespace"} {
 		list, form := []any{keys[table]}, "["+table+"]"
 		switch many, isMany := keys[table].([]any); {
 		case keys[table] == nil:
@@ -286,13 +295,24 @@ func (c *cacheConfig) check() (err error) {
 	refuse(secure && c.plaintext, "", 0, "plaintext", "with an identity nothing is in plain text")
 	refuse(len(c.listen) > 0 && !secure && !c.plaintext, "", 0, "listen",
 		"name the files of an [identity], or set plaintext = true on a network that is trusted")
-	for n, address := range append([]string{c.metrics}, c.listen...) {
-		_, port, bad := net.SplitHostPort(address)
+	address := func(table, key, text string) {
+		_, port, bad := net.SplitHostPort(text)
 		if _, wrong := strconv.ParseUint(port, 10, 16); bad == nil {
 			bad = wrong
 		}
-		refuse(bad != nil && (n > 0 || address != ""), "", 0,
-			[]string{"metrics", "listen"}[min(n, 1)], "%q is no HOST:PORT", address)
+		refuse(bad != nil, table, 0, key, "%q is no HOST:PORT", text)
+	}
+	for _, text := range c.listen {
+		address("", "listen", text)
+	}
+	if c.metrics != "" {
+		address("", "metrics", c.metrics)
+	}
+	if ev := c.events; ev != (cacheConfig{}).events {
+		address("events", "address", ev.address)
+		if ev.replay != "" {
+			address("events", "replay", ev.replay)
+		}
 	}
 	for _, text := range c.backends {
 		var spec backendSpec

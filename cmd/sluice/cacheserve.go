@@ -30,6 +30,7 @@ import (
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cache/events"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
@@ -147,7 +148,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	serving, stopServing := context.WithCancel(context.Background())
 	running, stopRunning := context.WithCancel(context.Background())
 	var parts sync.WaitGroup
-	ended := make(chan error, len(listeners)+2) // parts that ended, which none should by itself
+	ended := make(chan error, len(listeners)+3) // parts that ended, which none should by itself
 	start := func(part func() error) { parts.Go(func() { ended <- part() }) }
 	defer func() { // so that nothing uses the cache when it is closed
 		stopServing()
@@ -164,6 +165,13 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 			WriteTimeout: 10 * time.Second}
 		start(func() error { return server.Serve(l) })
 		context.AfterFunc(serving, func() { _ = server.Close() })
+	}
+	if cfg.events.address != "" {
+		publisher, err := cfg.openEvents(c, say)
+		if err != nil {
+			return err
+		}
+		start(func() error { return publisher.Run(running) })
 	}
 	start(func() error { return s.Run(running) })
 	for _, l := range listeners {
@@ -323,6 +331,24 @@ func (c *cacheConfig) openListeners() (list []net.Listener, err error) {
 		list = append(list, l)
 	}
 	return list, nil
+}
+
+// openEvents listens for routers that want the events of a cache.
+func (c *cacheConfig) openEvents(of *cache.Cache,
+	say func(format string, args ...any)) (*events.Publisher, error) {
+	cfg := events.Config{Cache: of, Topic: c.events.topic, Buffer: c.events.buffer}
+	var err error
+	if cfg.Publish, err = net.Listen("tcp", c.events.address); err != nil {
+		return nil, c.wrong("events", 0, "address", "%w", err)
+	}
+	say("events are at tcp://%v", cfg.Publish.Addr())
+	if c.events.replay != "" {
+		if cfg.Replay, err = net.Listen("tcp", c.events.replay); err != nil {
+			return nil, errors.Join(c.wrong("events", 0, "replay", "%w", err), cfg.Publish.Close())
+		}
+		say("replays of events are at tcp://%v", cfg.Replay.Addr())
+	}
+	return events.New(cfg)
 }
 
 // lockedBy names a process that has locked a file of the cache, as another server does; "": it

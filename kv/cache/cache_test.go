@@ -581,7 +581,7 @@ func TestCompareKnown(t *testing.T) {
 		for {
 			if e := <-events; e.Kind != Demoted {
 				require.Equal(t, Event{Kind: Conflicted, Namespace: "model",
-					Key: ids(id, 1)[0]}, e)
+					Digest: n.ns.Digest(), Key: ids(id, 1)[0]}, e)
 				break
 			}
 		}

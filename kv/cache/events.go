@@ -32,7 +32,8 @@ func (k EventKind) String() string { return eventNames[min(k, eventKinds-1)] }
 // Event is something that has happened to a block.
 type Event struct {
 	Kind      EventKind
-	Namespace string // "" where the program has not opened it yet
+	Namespace string   // "" where the program has not opened it yet
+	Digest    [16]byte // of the namespace, as DigestOf makes it
 	Key       Key
 	Lost      uint64 // events before this one that its reader has missed
 }
@@ -114,7 +115,7 @@ func (c *Cache) emitKey(id uint16, key Key, kind EventKind) {
 	if list == nil {
 		return
 	}
-	e := Event{Kind: kind, Key: key}
+	e := Event{Kind: kind, Digest: c.spaces.digest(id), Key: key}
 	if name := c.space(id).shown.Load(); name != nil {
 		e.Namespace = *name
 	}

@@ -19,7 +19,8 @@ func TestEvents(t *testing.T) {
 	events := n.Events(ctx)
 	want := func(kind EventKind, id uint64) {
 		t.Helper()
-		require.Equal(t, Event{Kind: kind, Namespace: "model", Key: ids(id, 1)[0]}, <-events)
+		require.Equal(t, Event{Kind: kind, Namespace: "model", Digest: n.ns.Digest(),
+			Key: ids(id, 1)[0]}, <-events)
 	}
 	n.put(t, ids(1, 2))
 	want(Stored, 1)
