@@ -161,6 +161,71 @@ def test_connecting_goes_on_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> N
         store.close()
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[PageStore]:
+    store = PageStore(Options(path=f"{tmp_path}/memory", bytes=8 << 20, timeout=LIMIT), "model")
+    yield store
+    store.close()
+
+
+def test_what_has_ended_is_not_lost(own: PageStore) -> None:
+    """Another thread loses the session after a batch has ended, and before it is finished."""
+    made = Made()
+    own.add(made.pool)
+    job = made.job(names(2), [2, 3])
+    batch = own.begin([job], True)
+    until(lambda: batch.ended() is not None)
+    assert batch.session is not None
+    batch.session.end()
+    own.finish(batch)
+    assert job.done.all() and not batch.begun and own._session is batch.session
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_memory_is_given_back_with_the_proof_alone(
+        own: PageStore, monkeypatch: pytest.MonkeyPatch, close: bool) -> None:
+    """A session that another thread is ending, or could not end, is not forgotten."""
+    made, session = Made(), own._session
+    assert session is not None
+    own.add(made.pool)
+    monkeypatch.setattr(own, "_connect_again", lambda: None)
+    end, fails = session.end, [True, True]
+
+    def prove() -> None:
+        if fails and fails.pop():
+            raise errors.UnprovenError("it may still reach memory")
+        end()
+
+    monkeypatch.setattr(session, "end", prove)
+    with pytest.raises(errors.UnprovenError):
+        own._lose(session, errors.HandleError("it is gone"))
+    give_back = own.close if close else lambda: own.drop(made.pool)
+    with pytest.raises(errors.UnprovenError):
+        give_back()
+    if close:
+        give_back()
+    else:
+        own.close()
+    assert session._ended and not own._lost
+
+
+def test_pools_that_share_memory(own: PageStore) -> None:
+    one, session = Made(), own._session
+    other = Pool("other", one.pool.memories, one.pool.patterns, [geometry("other")])
+    assert session is not None
+    own.add(one.pool)
+    own.add(other)
+    own.drop(other)
+    assert move(own.store, one.job(names(1), [2])) == [True]
+    array = np.zeros(RUN, np.uint8)
+    at = array.ctypes.data
+    bad = Pool("bad", [HostMemory(at, RUN)], [Pattern(at, 1, 1, ((1, 1),) * 4)], [geometry("bad")])
+    with pytest.raises(errors.ArgumentError):
+        own.add(bad)
+    own.drop(one.pool)
+    assert not session._attached
+
+
 def test_pages_that_a_cache_cannot_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A page longer than an extent is left out, and the log says so once; others go on."""
     store = PageStore(Options(path=f"{tmp_path}/memory", bytes=8 << 20, timeout=LIMIT,

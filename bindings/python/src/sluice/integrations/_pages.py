@@ -19,6 +19,7 @@ Any thread may call anything.
 from __future__ import annotations
 
 import binascii
+import contextlib
 import hashlib
 import json
 import logging
@@ -280,13 +281,16 @@ class _Session:
                 pool.geometries, places or [None] * len(pool.geometries))]
 
     def detach(self, pool: Pool) -> None:
-        """Returns with the proof that the cache reaches no memory of a pool, which is no other's.
-        """
-        self.parts.pop(pool, None)
-        for m in pool.memories:
-            if (m.address, m.length) in self._attached:
-                self._attached[m.address, m.length].close()
-                del self._attached[m.address, m.length]
+        """Returns with the proof that the cache reaches no memory that this pool alone has."""
+        parts = self.parts.pop(pool, [])
+        kept = {(m.address, m.length) for other in self.parts for m in other.memories}
+        for at in {(m.address, m.length) for m in pool.memories} - kept:
+            if at in self._attached:
+                self._attached[at].close()
+                del self._attached[at]
+        for space, _ in parts:
+            with contextlib.suppress(errors.BusyError):  # it is asked: it ends with the cache
+                space.close()
 
     def detach(self, pool: Pool) -> None:
         """The reverse of attach. No other pool has the same memory."""
@@ -351,6 +355,26 @@ class Batch:
     failed: list[errors.Error] = field(default_factory=list)
     limit: float = 0.0  # the moment by which all operations have ended, or the cache is lost
 
+    def ended(self) -> Optional[bool]:
+        """None while something moves; then whether `finish` returns at once. It does not where an
+        operation has failed: the proof that nothing moves any more may take long.
+        """
+        try:
+            outcomes = [op.wait(0) for _, _, op in self.begun]
+        except errors.WaitTimeout:
+            return None if time.monotonic() < self.limit else False
+        except errors.Error:
+            return False
+        while outcomes:  # taken now: the session may be lost before `finish` is called
+            self.take(outcomes.pop())
+        return not self.failed
+
+    def take(self, outcomes: bytes) -> None:
+        """Notes what became of the last operation, which has ended or is given up."""
+        job, some, op = self.begun.pop()
+        job.done[some] &= self.good[np.frombuffer(outcomes, np.uint8)]
+        op.close()
+
 
 class PageStore:
     """The pages of one process. Close it."""
@@ -363,6 +387,7 @@ class PageStore:
         self._lock = threading.Lock()  # guards what follows
         self._pools: list[Pool] = []
         self._session: Optional[_Session] = None
+        self._lost: list[_Session] = []  # without the proof that they reach no memory
         self._thread: Optional[threading.Thread] = None
         try:
             self._session = _Session(options, self._namespace, [], options.start_timeout)
@@ -390,37 +415,41 @@ class PageStore:
                 return
             except (errors.ArgumentError, errors.BoundsError, errors.NotSupportedError):
                 self._pools.remove(pool)
+                session.detach(pool)  # what of it was attached
                 raise
             except errors.Error as e:
                 error = e
         self._lose(session, error)
 
     def drop(self, pool: Pool) -> None:
-        """Detaches the memory of a pool: when this returns the cache reaches it no more."""
+        """Detaches the memory of a pool, which no operation uses. What no other pool has of it is
+        the program's again when this returns.
+        """
         with self._lock:
             self._pools.remove(pool)
-            session = self._session
-            if session is None or pool not in session.parts:
-                return
-            try:
-                session.detach(pool)
-                return
-            except errors.Error as e:
-                error = e
-        self._lose(session, error)
+            session, lost, error = self._session, list(self._lost), None
+            if session is not None:
+                try:
+                    session.detach(pool)
+                except errors.Error as e:
+                    error = e
+        self._prove(*lost)
+        if session is not None and error is not None:
+            self._lose(session, error)
 
     def match(self, pool: Pool, keys: bytes) -> Any:
         """Which pages the cache has whole. Behind 65,536 pages with a gap it looks at no more."""
         n = len(keys) // KEY_BYTES
         found = np.zeros(n, bool)
         session = self._usable()
-        if session is None or pool not in session.parts:
+        parts = [] if session is None else session.parts.get(pool, [])
+        if session is None or not parts:
             return found
         try:
             for begin in range(0, n, KEYS_MAX):
                 some = keys[begin * KEY_BYTES:(begin + KEYS_MAX) * KEY_BYTES]
                 there = np.ones(len(some) // KEY_BYTES, bool)
-                for space, _ in session.parts[pool]:
+                for space, _ in parts:
                     match = space.match(some, self._options.lookup_timeout)
                     there &= _FOUND[np.frombuffer(match.found, np.uint8)]
                 found[begin:begin + KEYS_MAX] = there
@@ -452,11 +481,12 @@ class PageStore:
     def forget(self, pool: Pool, keys: bytes) -> bool:
         """Forgets pages of a pool: True where no restart finds them any more."""
         session = self._usable()
-        if session is None or pool not in session.parts:
+        parts = [] if session is None else session.parts.get(pool, [])
+        if session is None or not parts:
             return False
         try:
             for begin in range(0, len(keys), KEYS_MAX * KEY_BYTES):
-                for space, _ in session.parts[pool]:
+                for space, _ in parts:
                     space.remove(keys[begin:begin + KEYS_MAX * KEY_BYTES], self._options.timeout)
             return True
         except errors.Error as e:
@@ -494,15 +524,13 @@ class PageStore:
         more, and `Job.done` has what is there. After UnprovenError call it again.
         """
         while batch.begun:
-            job, some, op = batch.begun[-1]
+            op = batch.begun[-1][2]
             try:
                 outcomes = op.wait(max(0.0, batch.limit - time.monotonic()))
             except errors.Error as e:
                 batch.failed.append(e)
                 outcomes = _outcomes_of(op)
-            job.done[some] &= batch.good[np.frombuffer(outcomes, np.uint8)]
-            op.close()
-            batch.begun.pop()
+            batch.take(outcomes)
         while batch.failed:
             assert batch.session is not None
             self._failed(batch.session, batch.failed[-1])
@@ -536,7 +564,17 @@ class PageStore:
                     log.warning("the cache at %s is lost: all pages are misses until it is back: "
                                 "%s", self._options.address or self._options.path, error)
                     self._connect_again()
-        session.end()
+            if session not in self._lost:
+                self._lost.append(session)
+        self._prove(session)
+
+    def _prove(self, *sessions: _Session) -> None:
+        """Returns with the proof that they reach no memory any more."""
+        for session in sessions:
+            session.end()
+            with self._lock:
+                if session in self._lost:
+                    self._lost.remove(session)
 
     def _connect_again(self) -> None:
         """Preconditions: _lock is held, or nobody else has this yet; there is no session."""
@@ -580,12 +618,13 @@ class PageStore:
         """Ends the connection. UnprovenError: the cache may still reach the pools' memory."""
         self._closing.set()
         with self._lock:
-            session, self._session = self._session, None
+            if self._session is not None:
+                self._lost.append(self._session)
+                self._session = None
             thread = self._thread
         if thread is not None:
             thread.join(2 * CONNECT)
-        if session is not None:
-            session.end()
+        self._prove(*self._lost)  # also what other threads are ending, or could not end
 
 
 def _outcomes_of(op: Op) -> bytes:
