@@ -354,6 +354,20 @@ def test_policy_lets_a_chain_go_from_its_tail() -> None:
     assert there == [True] * 8 + [False] * 4
 
 
+def test_policy_finds_the_one_that_is_free() -> None:
+    """A used chunk among held ones moves to the other queue, all of which were found held."""
+    cache, context = cpu_cache(8), ReqContext("r")
+    proved, newcomers = names(4), names(3, 7)
+    for key in proved:
+        cache._policy._gone[key] = None  # it was there not long ago
+    assert cache.prepare_store([*proved, *newcomers], context) is not None
+    cache.complete_store([*proved, *newcomers], context)
+    cache._policy.touch(newcomers[:1], context)
+    cache.prepare_load([*proved, *newcomers[1:]], context)
+    output = cache.prepare_store(names(2, 8), context)
+    assert output is not None and output.evicted_keys == newcomers[:1]
+
+
 def test_policy_under_all_that_vllm_does() -> None:
     """Chunks that are read or written stay; a refusal changes nothing; no chunk is lost."""
     rng = random.Random(5)

@@ -99,7 +99,7 @@ class S3FIFO(CachePolicy):  # type: ignore[misc]
                 queue[key] = chunk
                 held[id(queue)] += 1
                 continue
-            held[id(queue)] = 0
+            held = dict.fromkeys(held, 0)  # it may move to the other queue
             uses = self._uses.pop(key, 0)
             if uses == 0:
                 if queue is newcomers:
