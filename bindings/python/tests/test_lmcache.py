@@ -5,7 +5,9 @@ needs LMCache's classes is in stacks/test_lmcache.py.
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import select
 import subprocess
 import sys
@@ -184,6 +186,44 @@ def test_many_threads(own: Caller) -> None:
     for thread in threads:
         thread.join()
     assert [own.wait(number) for number in begun] == [(True, [True] * 4)] * 80
+
+
+def test_no_descriptor_is_used_after_its_end(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be a file's by then."""
+    plugin = SluiceLMCache(path=f"{tmp_path}/memory", bytes=8 << 20, **PATIENT)
+    closer, main, write = threading.Thread(target=plugin.close), threading.get_ident(), []
+
+    def late(fd: int, value: int) -> None:
+        if threading.get_ident() == main:
+            closer.start()
+            closer.join(1)  # it ends by then, unless it waits for this call
+        write.append(os.fstat(fd))
+        real(fd, value)
+
+    real = os.eventfd_write
+    monkeypatch.setattr(os, "eventfd_write", late)
+    plugin.submit_batch_exists(names(1))
+    closer.join()
+    assert len(write) >= 2 and plugin.drain_completions() == []
+
+
+def test_a_thread_that_cannot_wait_for_descriptors(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = SluiceLMCache(path=f"{tmp_path}/memory", bytes=8 << 20, **PATIENT)
+    try:
+        own, epoll = Caller(plugin), plugin._epoll
+
+        class Full:
+            poll, close = epoll.poll, epoll.close
+
+            def register(self, fd: int, events: int) -> None:
+                raise OSError(errno.ENOSPC, "max_user_watches")
+
+        monkeypatch.setattr(plugin, "_epoll", Full())
+        assert own.set(names(1), own.chunks([3])) == (True, [True])
+    finally:
+        plugin.close()
 
 
 def test_what_the_configuration_may_say() -> None:

@@ -22,6 +22,7 @@ chunks any more, whatever has happened to the cache (_pages.py).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -92,6 +93,7 @@ class SluiceLMCache:
         self._numbers = itertools.count(1)
         self._asked: deque[_Request] = deque()
         self._done: deque[Completion] = deque()
+        self._calls = threading.Lock()  # of LMCache: none uses a descriptor that is closed
         self._closing = False
         # What follows is the thread's.
         self._begun: dict[int, _Request] = {}  # by the completion fds of their operations
@@ -129,12 +131,11 @@ class SluiceLMCache:
 
     def drain_completions(self) -> list[Completion]:
         """What has ended since the last call; nothing after `close`."""
-        if self._closing:
-            return []
-        try:
-            os.eventfd_read(self._fd)
-        except BlockingIOError:
-            pass
+        with self._calls:
+            if self._closing:
+                return []
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._fd)
         done = []
         while self._done:
             done.append(self._done.popleft())
@@ -144,10 +145,11 @@ class SluiceLMCache:
         """Ends it, and detaches LMCache's memory. What runs gets no completion any more.
         UnprovenError: the cache may still reach that memory.
         """
-        if self._closing:
-            return
-        self._closing = True
-        os.eventfd_write(self._wake, 1)
+        with self._calls:
+            if self._closing:
+                return
+            self._closing = True
+            os.eventfd_write(self._wake, 1)
         try:
             self._store.close()  # which ends what the thread waits for
         finally:
@@ -158,11 +160,12 @@ class SluiceLMCache:
 
     def _submit(self, what: str, names: Sequence[str], chunks: Sequence[Any] = ()) -> int:
         request = _Request(next(self._numbers), what, list(names), list(chunks))
-        if self._closing or len(self._asked) >= REQUESTS_MAX:
-            self._complete(request, [False] * len(request.names))
-        else:
-            self._asked.append(request)
-            os.eventfd_write(self._wake, 1)
+        with self._calls:
+            if self._closing or len(self._asked) >= REQUESTS_MAX:
+                self._complete(request, [False] * len(request.names))
+            else:
+                self._asked.append(request)
+                os.eventfd_write(self._wake, 1)
         return request.number
 
     def _complete(self, r: _Request, done: list[bool]) -> None:
@@ -221,7 +224,11 @@ class SluiceLMCache:
                     fd = os.dup(op.fd)
                 except (OSError, errors.Error):  # no descriptor is left, or it has lost its cache
                     continue
-                self._epoll.register(fd, select.EPOLLIN)
+                try:
+                    self._epoll.register(fd, select.EPOLLIN)
+                except OSError:  # the user has max_user_watches
+                    os.close(fd)
+                    continue
                 self._begun[fd] = r
                 r.fds.add(fd)
             if not r.fds:
@@ -240,7 +247,7 @@ class SluiceLMCache:
         assert r.batch is not None
         try:
             self._store.finish(r.batch)
-        except errors.UnprovenError as e:
+        except errors.Error as e:
             log.error("no completion for %d chunks, which the cache may still reach: %s",
                       len(r.names), e)
             self._unproven.append(r)
