@@ -15,7 +15,7 @@ import pytest
 from conftest import LIMIT, go_on, stop, until
 from sluice import Backend, Engine, errors
 from sluice._segments import HostMemory
-from sluice.cache import Cache
+from sluice.cache import Cache, Namespace
 from sluice.integrations import _pages
 from sluice.integrations._pages import (
     Job,
@@ -197,8 +197,13 @@ def test_memory_is_given_back_with_the_proof_alone(
         end()
 
     monkeypatch.setattr(session, "end", prove)
-    with pytest.raises(errors.UnprovenError):
-        own._lose(session, errors.HandleError("it is gone"))
+
+    def lost(*_: Any) -> Any:
+        raise errors.HandleError("it is gone")
+
+    monkeypatch.setattr(Namespace, "match", lost)
+    assert not own.match(made.pool, keys_of(names(2))).any()  # a question is a miss
+    assert own._session is None and not session._ended
     give_back = own.close if close else lambda: own.drop(made.pool)
     with pytest.raises(errors.UnprovenError):
         give_back()

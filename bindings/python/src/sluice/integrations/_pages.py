@@ -456,7 +456,7 @@ class PageStore:
                 if not there.all():
                     break
         except errors.Error as e:
-            self._failed(session, e)
+            self._unanswered(session, e)
         return found
 
     def load(self, jobs: Sequence[Job]) -> None:
@@ -478,6 +478,21 @@ class PageStore:
             for space, _ in parts:
                 space.clear()
 
+    def hint(self, pool: Pool, envelope: bytes) -> list[dict[str, Any]]:
+        """Gives the hints of an envelope, and says what became of each action; nothing where the
+        cache is not there.
+        """
+        session = self._usable()
+        told: list[dict[str, Any]] = []
+        if session is None:
+            return told
+        try:
+            for space, _ in session.parts.get(pool, []):
+                told += space.hint_envelope(envelope, self._options.lookup_timeout)
+        except errors.Error as e:
+            self._unanswered(session, e)
+        return told
+
     def forget(self, pool: Pool, keys: bytes) -> bool:
         """Forgets pages of a pool: True where no restart finds them any more."""
         session = self._usable()
@@ -490,7 +505,7 @@ class PageStore:
                     space.remove(keys[begin:begin + KEYS_MAX * KEY_BYTES], self._options.timeout)
             return True
         except errors.Error as e:
-            self._failed(session, e)
+            self._unanswered(session, e)
             return False
 
     def _move(self, jobs: Sequence[Job], store: bool) -> None:
@@ -538,6 +553,13 @@ class PageStore:
 
     def _usable(self) -> Optional[_Session]:
         return None if time.monotonic() < self._resume else self._session
+
+    def _unanswered(self, session: _Session, error: errors.Error) -> None:
+        """As `_failed`, of a question: the proof is for those to ask for who have memory."""
+        try:
+            self._failed(session, error)
+        except errors.Error as e:
+            log.error("a lost session to the cache has not ended: %s", e)
 
     def _failed(self, session: _Session, error: errors.Error) -> None:
         """Decides what an error means for the next calls, and for memory."""
