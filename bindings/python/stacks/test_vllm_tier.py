@@ -88,7 +88,10 @@ class CacheServer:
         self.child.stdout.close()
 
     def signal(self, number: int) -> None:
+        """After SIGSTOP it stands still when this returns."""
         os.kill(self.child.pid, number)
+        if number == signal.SIGSTOP:
+            assert os.WIFSTOPPED(os.waitpid(self.child.pid, os.WUNTRACED)[1])
 
 
 class Scheduler:
