@@ -689,6 +689,38 @@ func TestNamesOfAllClients(t *testing.T) {
 	require.NoError(t, third.Client.Close(t.Context()))
 }
 
+// TestNamesOfAClientThatEnds: a client that is gone has its names while a request of it runs.
+func TestNamesOfAClientThatEnds(t *testing.T) {
+	_, s, path := openWhole(t)
+	s.names = 2
+	first, err := openUser(t.Context(), path) // has "model"
+	require.NoError(t, err)
+	_, err = first.Client.Namespace(t.Context(), "a", [32]byte{})
+	require.NoError(t, err)
+	m, err := first.e.Alloc(blockBytes, engine.AllocOptions{})
+	require.NoError(t, err)
+	region, err := first.e.RegisterPrivate("more", m.Segment())
+	require.NoError(t, err)
+	standing := testpoint.Stand(t, "serve: imported")[0]
+	attached := make(chan error, 1)
+	go func() { attached <- first.Attach(t.Context(), region) }()
+	<-standing.Came
+	require.NoError(t, first.peer.Close())
+	require.Error(t, <-attached)
+	until(func() bool { return s.Report().Clients == 0 })
+
+	second, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	_, err = second.Client.Namespace(t.Context(), "b", [32]byte{})
+	require.ErrorIs(t, err, cache.ErrNoRoom)
+	standing.GoOn()
+	until(func() bool {
+		_, err = second.Client.Namespace(t.Context(), "b", [32]byte{})
+		return err == nil
+	})
+	require.NoError(t, second.Client.Close(t.Context()))
+}
+
 // TestRegionThatWasDetached: the server refuses what names a region that its client has given up,
 // however old the request is, and asks nothing of the client's memory for it.
 func TestRegionThatWasDetached(t *testing.T) {

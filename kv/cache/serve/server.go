@@ -90,9 +90,10 @@ type Server struct {
 	clients  map[*engine.Peer]*client
 	running  sync.WaitGroup // of clients
 	draining bool
-	count    int            // requests that run, of all clients
-	bytes    int            // of their messages
-	requests sync.WaitGroup // those
+	count    int              // requests that run, of all clients
+	bytes    int              // of their messages
+	open     map[[16]byte]int // namespaces: how many clients have each, also those that end
+	requests sync.WaitGroup   // those
 }
 
 // client is a peer that has said hello. Its fields are guarded by the server's lock.
@@ -124,7 +125,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
 		latency: map[kind]*latency{}, limit: answerLimit, names: namesMax,
-		most: bytesMax}
+		most: bytesMax, open: map[[16]byte]int{}}
 	for k := range measured {
 		s.latency[k] = &latency{}
 	}
@@ -288,7 +289,13 @@ func (s *Server) close(c *client) {
 		_ = m.Close() // a transfer without a proof may list it still
 	}
 	for _, n := range c.spaces {
+		digest := n.Digest()
 		n.Close()
+		s.mu.Lock()
+		if s.open[digest]--; s.open[digest] == 0 {
+			delete(s.open, digest)
+		}
+		s.mu.Unlock()
 	}
 	_ = c.peer.Close() // so that it learns, where it is not gone, that no answer comes any more
 }
@@ -464,9 +471,12 @@ func (s *Server) addSpace(c *client, digest [16]byte, open func() (*cache.Namesp
 		if number = len(spaces); number == spacesMax {
 			return nil, fmt.Errorf("%d namespaces of one client: %w", number, engine.ErrBusy)
 		}
-		if names := s.openNames(); names[digest] == 0 && len(names) >= s.names {
+		s.mu.Lock()
+		names, known := len(s.open), s.open[digest] > 0
+		s.mu.Unlock()
+		if !known && names >= s.names {
 			return nil, fmt.Errorf("the clients of the server have %d namespaces open, at most "+
-				"%d: %w", len(names), s.names, cache.ErrNoRoom)
+				"%d: %w", names, s.names, cache.ErrNoRoom)
 		}
 		n, err := open()
 		if err != nil {
@@ -474,22 +484,10 @@ func (s *Server) addSpace(c *client, digest [16]byte, open func() (*cache.Namesp
 		}
 		s.mu.Lock()
 		c.spaces = append(c.spaces, n) // close ends it
+		s.open[digest]++
 		s.mu.Unlock()
 	}
 	return json.Marshal(number)
-}
-
-// openNames counts the clients that have each namespace.
-func (s *Server) openNames() map[[16]byte]int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	names := map[[16]byte]int{}
-	for _, c := range s.clients {
-		for _, n := range c.spaces {
-			names[n.Digest()]++
-		}
-	}
-	return names
 }
 
 // openRegion imports a lease, and returns the number that it has from then on.
