@@ -272,6 +272,7 @@ func (c *Cache) discard(s *shard, i uint32) {
 	}
 	if e.pins == 0 {
 		c.leaveAll(s, i)
+		c.freed()
 	}
 }
 

@@ -223,6 +223,45 @@ func TestLoadWaitsForRoom(t *testing.T) {
 	require.NoError(t, <-closed)
 }
 
+// TestLoadHasRoomOfWhatGoes: a Load that waits for room takes that of blocks which are removed, or
+// no longer retained, while another operation goes on.
+func TestLoadHasRoomOfWhatGoes(t *testing.T) {
+	for _, remove := range []bool{true, false} {
+		n := openNode(t, memoryFile(t), 16, func(c *Config) {
+			withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+			c.HoldMax = 16 * blockBytes
+		})
+		n.put(t, ids(0, 8))
+		n.drained(t)
+		onDisk := n.ns
+		var err error
+		n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
+			HoldMax: 16 * blockBytes})
+		require.NoError(t, err)
+		n.put(t, ids(100, 16))
+		n.hint(t, ids(100, 16), HintRetain, time.Hour)
+
+		standing := testpoint.Stand(t, "cache: pinned")[0]
+		goesOn := n.ns.Load(t.Context(), ids(100, 1), n.at(64, 1))
+		<-standing.Came
+		op := onDisk.Load(t.Context(), ids(0, 1), n.at(65, 1))
+		until(func() bool {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.asleep == 1
+		})
+		if remove {
+			require.NoError(t, n.ns.Remove(ids(104, 1)))
+		} else {
+			n.hint(t, ids(104, 1), HintRelease, 0)
+		}
+		require.NoError(t, op.Wait(t.Context()))
+		require.Equal(t, all(Done, 1), op.Outcomes())
+		standing.GoOn()
+		require.NoError(t, goesOn.Wait(t.Context()))
+	}
+}
+
 // TestLoadsThatWaitForEachOther: Loads whose blocks need more room than there is, and which hold a
 // part of it each, end all the same: one by one they are refused.
 func TestLoadsThatWaitForEachOther(t *testing.T) {

@@ -106,6 +106,7 @@ func (c *Cache) unretain(i uint32) {
 	c.endHold(e.space, m[i].bytes)
 	delete(m, i)
 	e.flags &^= retained
+	c.freed()
 }
 
 // endRetentions ends those whose time has come.

@@ -334,6 +334,7 @@ func (c *Cache) giveBackAfter(t *engine.Transfer, proved bool, slots []uint32) {
 	c.keep(t, func(proved bool) {
 		if proved {
 			c.places.giveBackAll(slots)
+			c.freed()
 		}
 	})
 }

@@ -433,6 +433,7 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 			d.ends(err, false)
 			if proved {
 				c.places.giveBackAll(slots)
+				c.freed()
 			}
 		})
 		return short
