@@ -91,14 +91,17 @@ func (k *kv) openNamespace(ctx context.Context, name spaceName, o cache.Namespac
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	h, known := k.spaces[name]
+	kept := false
+	defer func() {
+		if own, is := s.(ownSpace); is && !kept {
+			own.Close()
+		}
+	}()
 	if k.over {
 		return 0, engine.ErrClosed
 	}
-	h, known := k.spaces[name]
 	if known { // by the options that s has set
-		if own, is := s.(ownSpace); is {
-			own.Close()
-		}
 		n, err := spaces.get(h)
 		if err == nil {
 			n.opens++
@@ -106,7 +109,7 @@ func (k *kv) openNamespace(ctx context.Context, name spaceName, o cache.Namespac
 		return h, err
 	}
 	if h, err = spaces.put(&namespace{of: k, name: name, space: s, opens: 1}); err == nil {
-		k.spaces[name] = h
+		k.spaces[name], kept = h, true
 	}
 	return h, err
 }
