@@ -482,3 +482,12 @@ def test_servers_serve_by_it(server: CacheServer, tmp_path: Path) -> None:
         server.start()
         until(lambda: connected(True))
         same(0)
+
+
+@pytest.mark.soak
+def test_the_example(server: CacheServer) -> None:
+    example = Path(__file__).parents[3] / "examples/vllm/tier.py"
+    done = subprocess.run([sys.executable, str(example), server.address, "8", "2"],
+                          capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["right"]
