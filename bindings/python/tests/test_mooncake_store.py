@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import mmap
 import random
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -110,7 +112,8 @@ def test_an_object_without_a_piece_is_not_there(cache: Cache, store: Any, tmp_pa
     keys = b"".join(pieces.keys())
     assert len(keys) == 32
     pieces.remove(keys[:16])
-    assert store.is_exist("a") == 0 and store.get("a") == b"" and store.put("a", b"new") == 0
+    assert store.is_exist("a") == 0 and store.get("a") == b""
+    assert store.get_size("a") == NOT_FOUND and store.put("a", b"new") == 0
     assert store.get("a") == b"new" and store.is_exist("a") == 1
     assert len(b"".join(pieces.keys())) == 16  # the other piece went
 
@@ -260,3 +263,87 @@ def test_an_operation_that_fails(store: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert store.put("a", b"x") == NO_ROOM
     monkeypatch.undo()
     assert store.is_exist("a") == 0 and store.put("a", b"x") == 0 and store.health_check() == 0
+
+
+def test_a_small_object_far_behind_the_start(store: Any) -> None:
+    """Slots of its size have numbers of more than 32 bits."""
+    length, far = 5 << 30, (4 << 30) + 3
+    memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert store.register_buffer(at, length) == 0
+    memory[far] = 7
+    assert store.batch_put_from(["a", "b"], [at + far, at + 3], [1, 1]) == [0, 0]
+    memory[far] = 0
+    assert (store.get("a"), store.get("b")) == (b"\7", b"\0")
+    assert store.get_into("a", at + far, 1) == 1 and memory[far] == 7 and memory[3] == 0
+    assert store.unregister_buffer(at) == 0
+
+
+@pytest.mark.parametrize("end", ["unregister", "close"])
+def test_no_byte_lands_behind_an_end(store: Any, end: str,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what another thread copies by way of our memory."""
+    memory, scatter, landed = Memory(4096), objects._scatter, threading.Event()
+    at = memory.address
+    assert store.register_buffer(at, 4096) == 0 and store.put("a", b"x" * 100) == 0
+
+    def stop() -> None:
+        assert (store.unregister_buffer(at) if end == "unregister" else store.close()) == 0
+        assert landed.is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        ending = []
+
+        def late(*what: Any) -> None:
+            ending.append(pool.submit(stop))
+            wait(ending, 0.3)  # where it does not wait for this call, it is over
+            landed.set()
+            scatter(*what)
+
+        monkeypatch.setattr(objects, "_scatter", late)
+        uneven = [[at, at + 1000]], [[60, 40]]
+        assert store.batch_get_into_multi_buffers(["a"], *uneven) == [100]
+        ending[0].result(LIMIT)
+
+
+def test_an_end_awaits_the_proof_that_another_call_has_not_yet(store: Any) -> None:
+    """The session is lost, and its cache may reach memory until it has ended."""
+    memory, over, proof = Memory(4096), store._objects, threading.Event()
+    assert store.register_buffer(memory.address, 4096) == 0
+    session, asked = over._session, list[int]()
+    end = session.end
+
+    def late() -> None:
+        asked.append(1)
+        assert proof.wait(LIMIT)
+        end()
+
+    session.end = late
+    with ThreadPoolExecutor(2) as pool:
+        losing = pool.submit(over._lose, session, errors.UnavailableError("lost"))
+        until(lambda: len(asked) == 1)
+        ending = pool.submit(store.unregister_buffer, memory.address)
+        until(lambda: len(asked) == 2 or ending.done())
+        assert not ending.done()
+        proof.set()
+        losing.result(LIMIT)
+        assert ending.result(LIMIT) == 0
+    assert over._lost == []
+
+
+def test_an_end_without_proof_is_asked_for_again(store: Any) -> None:
+    memory, over = Memory(4096), store._objects
+    assert store.register_buffer(memory.address, 4096) == 0
+    session = over._session
+    end = session.end
+
+    def refuse(*_: Any) -> None:
+        raise errors.UnprovenError("not yet")
+
+    session.detach = session.end = refuse
+    assert store.unregister_buffer(memory.address) == INVALID
+    assert store.unregister_buffer(memory.address) == INVALID
+    session.end = end
+    assert store.unregister_buffer(memory.address) == 0
+    until(lambda: store.health_check() == 0)
+    assert store.register_buffer(memory.address, 4096) == 0

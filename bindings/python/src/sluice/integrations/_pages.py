@@ -387,7 +387,7 @@ class PageStore:
         self._lock = threading.Lock()  # guards what follows
         self._pools: list[Pool] = []
         self._session: Optional[_Session] = None
-        self._lost: list[_Session] = []  # without the proof that they reach no memory
+        self._lost: list[_Session] = []  # whose cache may still reach memory
         self._thread: Optional[threading.Thread] = None
         try:
             self._session = _Session(options, self._namespace, [], options.start_timeout)
@@ -425,17 +425,20 @@ class PageStore:
         """Detaches the memory of a pool, which no operation uses. What no other pool has of it is
         the program's again when this returns.
         """
+        error: Optional[errors.Error] = None
         with self._lock:
-            self._pools.remove(pool)
-            session, lost, error = self._session, list(self._lost), None
+            if pool in self._pools:  # else a call before this one got no proof
+                self._pools.remove(pool)
+            session, lost = self._session, list(self._lost)
             if session is not None:
                 try:
                     session.detach(pool)
                 except errors.Error as e:
                     error = e
-        self._prove(*lost)
         if session is not None and error is not None:
             self._lose(session, error)
+        for one in lost:  # another thread may wait for its end still
+            self._end(one)
 
     def match(self, pool: Pool, keys: bytes) -> Any:
         """Which pages the cache has whole. Behind 65,536 pages with a gap it looks at no more."""
@@ -581,22 +584,19 @@ class PageStore:
         with self._lock:
             if self._session is session:
                 self._session = None
+                self._lost.append(session)
                 self._there.clear()
                 if not self._closing.is_set():
                     log.warning("the cache at %s is lost: all pages are misses until it is back: "
                                 "%s", self._options.address or self._options.path, error)
                     self._connect_again()
-            if session not in self._lost:
-                self._lost.append(session)
-        self._prove(session)
+        self._end(session)
 
-    def _prove(self, *sessions: _Session) -> None:
-        """Returns with the proof that they reach no memory any more."""
-        for session in sessions:
-            session.end()
-            with self._lock:
-                if session in self._lost:
-                    self._lost.remove(session)
+    def _end(self, session: _Session) -> None:
+        session.end()
+        with self._lock:
+            if session in self._lost:
+                self._lost.remove(session)
 
     def _connect_again(self) -> None:
         """Preconditions: _lock is held, or nobody else has this yet; there is no session."""
@@ -642,11 +642,11 @@ class PageStore:
         with self._lock:
             if self._session is not None:
                 self._lost.append(self._session)
-                self._session = None
-            thread = self._thread
+            self._session, lost, thread = None, list(self._lost), self._thread
         if thread is not None:
             thread.join(2 * CONNECT)
-        self._prove(*self._lost)  # also what other threads are ending, or could not end
+        for session in lost:
+            self._end(session)
 
 
 def _outcomes_of(op: Op) -> bytes:

@@ -19,6 +19,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 from contextlib import contextmanager
 from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
@@ -47,7 +48,7 @@ NOT_FOUND, FAILED, LOST = -704, -800, -900
 _FORM = struct.Struct("<4sIQI16s")  # magic, bytes of the name, size, piece, key of the first
 _MAGIC = b"slm1"
 _Shape = tuple[int, tuple[tuple[int, int], ...]]  # a run, and loops of it
-_KEYS = 1 << 8 * KEY_BYTES
+_KEYS, _SLOTS = 1 << 8 * KEY_BYTES, 1 << 32
 _THERE = Found.IN_MEMORY | Found.ON_DISK
 _STORED = bytes(o in (Outcome.DONE, Outcome.KNOWN, Outcome.PENDING) for o in range(256))
 _CODES = {Outcome.NO_ROOM: NO_ROOM, Outcome.BUSY: NO_ROOM, Outcome.MISSING: NOT_FOUND,
@@ -112,7 +113,8 @@ class Objects(PageStore):
         super().__init__(options, namespace)
         self._kept = kept  # bytes of ours that stay attached
         self._piece = PIECE
-        self._held = threading.Lock()  # guards what follows
+        self._held = threading.Condition()  # guards what follows
+        self._staged: list[Value] = []  # which calls copy by way of our memory now
         self._ranges: Ranges[Pool] = Ranges()
         self._free: list[tuple[int, mmap.mmap, Pool]] = []
         self._known: Optional[tuple[_pages._Session, Namespace, Namespace]] = None
@@ -131,11 +133,28 @@ class Objects(PageStore):
     def unregister(self, address: int) -> None:
         """Ends a range: when this returns the cache reaches it no more. KeyError: there is none."""
         with self._held:
+            self._await_staged(address)
             pool = self._ranges.at(address)
             if pool is None:
                 raise KeyError(f"{address:#x} is not registered")
             self.drop(pool)
             self._ranges.drop(address)
+
+    def close(self) -> None:
+        """As of a PageStore. No call copies to or from the program's memory behind it."""
+        super().close()
+        with self._held:
+            self._await_staged(None)
+
+    def _await_staged(self, address: Optional[int]) -> None:
+        """Waits for the calls that copy by way of our memory to or from a range, or any, which
+        were there before this one.
+        """
+        begin, length = self._ranges.whole(address) if address is not None else (0, 1 << 64)
+        others = [v for v in self._staged if any(
+            at < begin + length and begin < at + n for at, n in zip(v.at, v.lengths))]
+        while any(v is other for v in self._staged for other in others):
+            self._held.wait()
 
     @contextmanager
     def _ours(self, length: int) -> Iterator[HostMemory]:
@@ -214,8 +233,9 @@ class Objects(PageStore):
         """
         outcomes = np.zeros(len(blocks), np.uint8)
         alike: dict[tuple[HostMemory, int, tuple[tuple[int, int], ...], int], list[int]] = {}
-        for k, b in enumerate(blocks):
-            alike.setdefault((b.memory, b.run, b.loops, b.offset % b.run), []).append(k)
+        for k, b in enumerate(blocks):  # a slot has 32 bits
+            base = b.offset - b.offset // b.run % _SLOTS * b.run
+            alike.setdefault((b.memory, b.run, b.loops, base), []).append(k)
         waiting = [(of, ks[k:k + KEYS_MAX]) for of, ks in alike.items()
                    for k in range(0, len(ks), KEYS_MAX)]
         timeout, failed = self._options.timeout, list[errors.Error]()
@@ -225,26 +245,28 @@ class Objects(PageStore):
                 try:
                     place = _attached(session, memory).place(base, run, run, loops)
                     keys = b"".join([blocks[k].key for k in ks])
-                    slots = [blocks[k].offset // run for k in ks]
+                    slots = [blocks[k].offset // run % _SLOTS for k in ks]
                     move = space.store if store else space.load
                     begun.append((ks, move(keys, place, slots, timeout)))
                 except errors.Error as e:
                     outcomes[ks] = Outcome.BUSY if isinstance(e, errors.BusyError) else 0
                     failed.append(e)
+            limit = time.monotonic() + timeout + DETACH
             for ks, op in begun:
                 try:
-                    said = op.wait(timeout + DETACH)
+                    said = op.wait(max(0.0, limit - time.monotonic()))
                 except errors.Error as e:
                     failed.append(e)
                     said = _pages._outcomes_of(op)
                 outcomes[ks] = np.frombuffer(said, np.uint8)
                 op.close()
-        for error in failed:
-            if isinstance(error, errors.BoundsError):
-                raise error
-            self._failed(session, error)
-        if failed and self._session is not session:
-            raise failed[-1]
+            for error in failed:
+                if isinstance(error, errors.BoundsError):
+                    raise error
+                self._failed(session, error)
+            if failed and self._session is not session:
+                raise failed[-1]
+            failed.clear()
         return outcomes.tobytes()
 
     def _look(self, session: _pages._Session, names: Sequence[str]) -> list[Optional[Head]]:
@@ -342,7 +364,8 @@ class Objects(PageStore):
     def sizes(self, names: Sequence[str]) -> list[int]:
         """In bytes."""
         return self._each(len(names), lambda session: [
-            NOT_FOUND if head is None else head.size for head in self._look(session, names)])
+            head.size if head and tier else NOT_FOUND
+            for head, tier in self._whole(session, names)])
 
     def put(self, names: Sequence[str], values: Sequence[Value]) -> list[int]:
         """Stores those that are not there: 0 for each that is there then."""
@@ -435,40 +458,53 @@ class Objects(PageStore):
         codes: dict[int, int] = {}
         direct: list[tuple[int, list[_Block]]] = []
         staged: list[list[int]] = []
-        room = 0
-        for k, head in heads.items():
-            try:
-                with self._held:
-                    blocks = self._block(head, values[k])
-            except (KeyError, ValueError):
-                codes[k] = INVALID
-                continue
-            if blocks is not None:
-                direct.append((k, blocks))
-            elif staged and room + head.size <= STAGED_MAX:
-                staged[-1].append(k)
-                room += head.size
-            else:
-                staged.append([k])
-                room = head.size
-        if direct:
-            codes.update(self._moved(session, direct, store))
-        for some in staged:
-            with self._ours(sum(heads[k].size for k in some)) as memory:
-                at, blocks_of = 0, []
-                for k in some:
-                    if store:
-                        _gather(values[k], memory.address + at)
-                    blocks_of.append((k, _pieces(heads[k], memory, at)))
-                    at += heads[k].size
-                said = self._moved(session, blocks_of, store)
-                at = 0
-                for k in some:
-                    if not store and said[k] == OK:
-                        _scatter(values[k], memory.address + at)
-                    at += heads[k].size
-                codes.update(said)
+        room, mine = 0, list[Value]()
+        try:
+            for k, head in heads.items():
+                try:
+                    with self._held:
+                        blocks = self._block(head, values[k])
+                        if blocks is None:
+                            mine.append(values[k])
+                            self._staged.append(values[k])
+                except (KeyError, ValueError):
+                    codes[k] = INVALID
+                    continue
+                if blocks is not None:
+                    direct.append((k, blocks))
+                elif staged and room + head.size <= STAGED_MAX:
+                    staged[-1].append(k)
+                    room += head.size
+                else:
+                    staged.append([k])
+                    room = head.size
+            if direct:
+                codes.update(self._moved(session, direct, store))
+            for some in staged:
+                codes.update(self._copy_staged(session, some, heads, values, store))
+        finally:
+            with self._held:
+                self._staged = [v for v in self._staged if not any(v is own for own in mine)]
+                self._held.notify_all()
         return codes
+
+    def _copy_staged(self, session: _pages._Session, some: Sequence[int], heads: dict[int, Head],
+                     values: Union[Sequence[Value], dict[int, Value]],
+                     store: bool) -> dict[int, int]:
+        with self._ours(sum(heads[k].size for k in some)) as memory:
+            at, blocks_of = 0, []
+            for k in some:
+                if store:
+                    _gather(values[k], memory.address + at)
+                blocks_of.append((k, _pieces(heads[k], memory, at)))
+                at += heads[k].size
+            said = self._moved(session, blocks_of, store)
+            at = 0
+            for k in some:
+                if not store and said[k] == OK:
+                    _scatter(values[k], memory.address + at)
+                at += heads[k].size
+        return said
 
     def _moved(self, session: _pages._Session, of: Sequence[tuple[int, list[_Block]]],
                store: bool) -> dict[int, int]:

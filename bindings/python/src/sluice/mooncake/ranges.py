@@ -39,6 +39,12 @@ class Ranges(Generic[T]):
         return self._entries[at][2] if at < len(self._starts) and self._starts[
             at] == address else None
 
+    def whole(self, address: int) -> tuple[int, int]:
+        """The range that begins there; without bytes, where none does."""
+        at = bisect.bisect_left(self._starts, address)
+        there = at < len(self._starts) and self._starts[at] == address
+        return address, self._entries[at][1] if there else 0
+
     def drop(self, address: int) -> None:
         """Removes the range that begins there."""
         at = bisect.bisect_left(self._starts, address)
