@@ -380,11 +380,8 @@ func (p *Publisher) replay(c *peer, next uint64) error {
 	end := p.end()
 	p.mu.Unlock()
 	for next < end {
-		p.mu.Lock()
-		dropped := next < p.first && p.first > p.base
-		p.mu.Unlock()
 		batches, first, _ := p.from(next)
-		if dropped {
+		if first > max(next, p.base) { // the log has dropped the next one
 			batches, first = p.whole()
 		}
 		for n, batch := range batches {
