@@ -226,6 +226,7 @@ def test_tenants_and_other_addresses(cache: Cache, store: Any, tmp_path: Path,
 def test_what_there_is_no_room_for(cache: Cache, store: Any) -> None:
     assert store.put("a", bytes(65 * MIB)) == NO_ROOM and store.is_exist("a") == 0
     assert store.put("k" * 65_537, b"x") == INVALID
+    assert store.put_tensor_from("a", 0, 4096) == store.put_from("a", 0, 4096) == INVALID
     assert store.put("k" * 65_536, b"x") == 0 and store.remove_by_regex("^k{65536}$") == 1
 
 

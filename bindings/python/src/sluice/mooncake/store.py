@@ -429,7 +429,7 @@ class MooncakeDistributedStore:
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [INVALID] * len(keys)
         kept = [n if tensors.described(ctypes.string_at(at, tensors.HEADER)
-                                       if n >= tensors.HEADER else b"", n) else 0
+                                       if at > 0 and n >= tensors.HEADER else b"", n) else 0
                 for at, n in zip(buffer_ptrs, sizes)]
         return self.batch_put_from(keys, buffer_ptrs, kept)
 
