@@ -292,12 +292,6 @@ class _Session:
             with contextlib.suppress(errors.BusyError):  # it is asked: it ends with the cache
                 space.close()
 
-    def detach(self, pool: Pool) -> None:
-        """The reverse of attach. No other pool has the same memory."""
-        del self.parts[pool]
-        for m in pool.memories:
-            self._attached.pop((m.address, m.length)).close()
-
     def end(self) -> None:
         """Returns with the proof that the cache reaches no memory any more."""
         limit = time.monotonic() + PROOF_LIMIT
@@ -387,7 +381,7 @@ class PageStore:
         self._lock = threading.Lock()  # guards what follows
         self._pools: list[Pool] = []
         self._session: Optional[_Session] = None
-        self._lost: list[_Session] = []  # whose cache may still reach memory
+        self._lost: list[_Session] = []  # without the proof that they reach no memory
         self._thread: Optional[threading.Thread] = None
         try:
             self._session = _Session(options, self._namespace, [], options.start_timeout)
@@ -435,10 +429,9 @@ class PageStore:
                     session.detach(pool)
                 except errors.Error as e:
                     error = e
+        self._prove(*lost)
         if session is not None and error is not None:
             self._lose(session, error)
-        for one in lost:  # another thread may wait for its end still
-            self._end(one)
 
     def match(self, pool: Pool, keys: bytes) -> Any:
         """Which pages the cache has whole. Behind 65,536 pages with a gap it looks at no more."""
@@ -584,19 +577,22 @@ class PageStore:
         with self._lock:
             if self._session is session:
                 self._session = None
-                self._lost.append(session)
                 self._there.clear()
                 if not self._closing.is_set():
                     log.warning("the cache at %s is lost: all pages are misses until it is back: "
                                 "%s", self._options.address or self._options.path, error)
                     self._connect_again()
-        self._end(session)
+            if session not in self._lost:
+                self._lost.append(session)
+        self._prove(session)
 
-    def _end(self, session: _Session) -> None:
-        session.end()
-        with self._lock:
-            if session in self._lost:
-                self._lost.remove(session)
+    def _prove(self, *sessions: _Session) -> None:
+        """Returns with the proof that they reach no memory any more."""
+        for session in sessions:
+            session.end()
+            with self._lock:
+                if session in self._lost:
+                    self._lost.remove(session)
 
     def _connect_again(self) -> None:
         """Preconditions: _lock is held, or nobody else has this yet; there is no session."""
@@ -620,7 +616,7 @@ class PageStore:
                     for pool in self._pools:
                         if pool not in session.parts:
                             session.attach(pool)
-                    for pool in set(session.parts).difference(self._pools):
+                    for pool in session.parts.keys() - set(self._pools):
                         session.detach(pool)
                 except errors.Error as e:
                     log.debug("no cache yet: %s", e)
@@ -642,11 +638,11 @@ class PageStore:
         with self._lock:
             if self._session is not None:
                 self._lost.append(self._session)
-            self._session, lost, thread = None, list(self._lost), self._thread
+                self._session = None
+            thread = self._thread
         if thread is not None:
             thread.join(2 * CONNECT)
-        for session in lost:
-            self._end(session)
+        self._prove(*self._lost)  # also what other threads are ending, or could not end
 
 
 def _outcomes_of(op: Op) -> bytes:
