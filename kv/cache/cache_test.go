@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -53,7 +54,9 @@ func openBy(tb testing.TB, path string, blocks int, way posix.Config,
 	require.NoError(tb, err)
 	f, err := posix.New(way)
 	require.NoError(tb, err)
-	return openOver(tb, path, blocks, engine.Config{Backends: []driver.Backend{b, f}}, change)
+	// a disk of a machine that also builds may answer nothing for longer than the default
+	return openOver(tb, path, blocks, engine.Config{Backends: []driver.Backend{b, f},
+		TransferTimeout: 5 * time.Minute}, change)
 }
 
 func openOver(tb testing.TB, path string, blocks int, ec engine.Config,
