@@ -262,6 +262,33 @@ func TestLoadHasRoomOfWhatGoes(t *testing.T) {
 	}
 }
 
+// TestLoadOfAKeyTwice: a Load that names each block twice, a batch a block, says of all that there
+// is no room, of the last batch as of the first.
+func TestLoadOfAKeyTwice(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.HoldMax = 16 * blockBytes
+	})
+	n.put(t, ids(0, 3))
+	n.drained(t)
+	onDisk := n.ns
+	var err error
+	n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
+		HoldMax: 16 * blockBytes})
+	require.NoError(t, err)
+	n.put(t, ids(100, 16))
+	n.hint(t, ids(100, 16), HintRetain, time.Hour)
+	require.Equal(t, 2, n.batchOf(blockBytes))
+
+	var keys []Key
+	for _, key := range ids(0, 3) {
+		keys = append(keys, key, key)
+	}
+	op := onDisk.Load(t.Context(), keys, n.at(64, len(keys)))
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(NoRoom, len(keys)), op.Outcomes())
+}
+
 // TestLoadsThatWaitForEachOther: Loads whose blocks need more room than there is, and which hold a
 // part of it each, end all the same: one by one they are refused.
 func TestLoadsThatWaitForEachOther(t *testing.T) {

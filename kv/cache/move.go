@@ -244,7 +244,7 @@ type Op struct {
 	outcomes              []Outcome
 	err                   error
 	fromDisk              bool     // it has waited for a disk
-	retries               bool     // it has read itself what another one could not
+	retries               bool     // it reads itself, once, what another one could not
 	reads                 []uint32 // entries that a Prefetch reads from disks now, in order
 	// what Durable waits for: itself, and blocks on their way to disks
 	left atomic.Int32

@@ -516,7 +516,8 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size ui
 			case !op.retries:
 				again = append(again, k)
 			default:
-				op.outcomes[k] = Failed // for others, which have told why
+				op.fail(ctx, fmt.Errorf("load: two other operations could not read a block: "+
+					"load it again: %w", engine.ErrBusy), []uint32{k})
 				c.unpin(held[k])
 				held[k] = none
 			}
@@ -525,9 +526,12 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size ui
 			_ = c.sleep(ctx, news, false)
 		}
 	}
-	op.retries = op.retries || len(again) > 0
-	for _, k := range again {
-		c.swapIn(ctx, op, held, int(k), int(k)+1, size)
+	if len(again) > 0 {
+		op.retries = true
+		for _, k := range again {
+			c.swapIn(ctx, op, held, int(k), int(k)+1, size)
+		}
+		op.retries = false
 	}
 }
 
