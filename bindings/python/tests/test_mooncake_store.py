@@ -230,6 +230,14 @@ def test_what_there_is_no_room_for(cache: Cache, store: Any) -> None:
     assert store.put("k" * 65_536, b"x") == 0 and store.remove_by_regex("^k{65536}$") == 1
 
 
+def test_a_value_whose_last_pieces_evict_its_first(store: Any, monkeypatch: pytest.MonkeyPatch
+                                                   ) -> None:
+    monkeypatch.setattr(objects, "KEYS_MAX", 8)
+    monkeypatch.setattr(objects, "OPS_MAX", 1)
+    assert store.put("a", bytes(65 * MIB)) == NO_ROOM and store.is_exist("a") == 0
+    assert store.put("a", b"x") == 0 and store.get("a") == b"x"
+
+
 def test_a_head_that_is_none(store: Any) -> None:
     over = store._objects
     heads, _ = over._spaces(over._session)

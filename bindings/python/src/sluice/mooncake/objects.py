@@ -322,15 +322,19 @@ class Objects(PageStore):
         if known:  # else nothing has to be read, as before most puts
             for k, head in zip(known, self._heads(session, [hashes[k] for k in known])):
                 heads[k] = head
+        return list(zip(heads, self._tiers(pieces, heads)))
+
+    def _tiers(self, pieces: Namespace, heads: Sequence[Optional[Head]]) -> list[int]:
+        """Of each the tiers in which all of its pieces are, as bits of Found."""
         keys = [head.keys() if head else [] for head in heads]
         tiers = self._match(pieces, [key for some in keys for key in some])
-        found, at = [], 0
-        for head, some in zip(heads, keys):
+        found, at = list[int](), 0
+        for some in keys:
             here = tiers[at:at + len(some)]
             at += len(some)
-            tier = int(Found.IN_MEMORY) if all(t & Found.IN_MEMORY for t in here) else int(
-                Found.ON_DISK) if all(t & _THERE for t in here) else 0
-            found.append((head, tier if head else 0))
+            memory = bool(some) and all(t & Found.IN_MEMORY for t in here)
+            there = bool(some) and all(t & _THERE for t in here)
+            found.append(int(Found.IN_MEMORY if memory else Found.ON_DISK if there else 0))
         return found
 
     # Objects
@@ -401,6 +405,11 @@ class Objects(PageStore):
             first = int.from_bytes(random[n * KEY_BYTES:(n + 1) * KEY_BYTES], "little")
             made[k] = Head(sum(values[k].lengths), self._piece, first, len(_bytes(name)))
         moved = self._copy(session, made, values, True)
+        # The cache may have evicted first pieces of a large object to have room for its last ones.
+        long = [k for k, head in made.items() if moved[k] == OK and head.size > head.piece]
+        for k, tier in zip(long, self._tiers(pieces, [made[k] for k in long])):
+            if not tier:
+                moved[k] = NO_ROOM
         gone = [key for head in broken for key in head.all_keys()]
         with self._ours(max(1, len(made)) * HEAD) as memory:
             blocks, of = list[_Block](), list[int]()
