@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -278,7 +279,8 @@ func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.
 	}
 	specs := c.backends
 	if len(specs) == 0 {
-		specs = []string{"shm"}
+		// Loads of one client are copied by several processors, as far as there are any.
+		specs = []string{fmt.Sprintf("shm:workers=%d", min(4, runtime.GOMAXPROCS(0)))}
 		if len(c.cache.Disks) > 0 {
 			specs = append(specs, "posix")
 		}

@@ -6,8 +6,12 @@
 package testpoint
 
 import (
+	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 var do atomic.Pointer[func(point string)]
@@ -40,6 +44,14 @@ func First(point string, f func()) {
 			f()
 		}
 	})
+}
+
+// StopProcess stops the process by SIGSTOP: the caller goes on after SIGCONT, and not before. A
+// signal to the process as a whole would let it run on until another thread has taken that.
+func StopProcess() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
 
 // Standing is the goroutine that Stand parks at one point.

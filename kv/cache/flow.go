@@ -210,6 +210,7 @@ func (c *Cache) keepTime() {
 			}
 			c.writeBack()
 			c.timing.Unlock()
+			c.freed() // a quota may be larger
 		case <-t.C:
 			c.second(c.readClock())
 		}

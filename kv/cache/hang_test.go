@@ -224,9 +224,10 @@ func TestLoadWaitsForRoom(t *testing.T) {
 }
 
 // TestLoadHasRoomOfWhatGoes: a Load that waits for room takes that of blocks which are removed, or
-// no longer retained, while another operation goes on.
+// no longer retained, or that a larger quota gives, while another operation goes on.
 func TestLoadHasRoomOfWhatGoes(t *testing.T) {
-	for _, remove := range []bool{true, false} {
+	const removed, released, quota = 0, 1, 2
+	for how := range 3 {
 		n := openNode(t, memoryFile(t), 16, func(c *Config) {
 			withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
 			c.HoldMax = 16 * blockBytes
@@ -238,8 +239,17 @@ func TestLoadHasRoomOfWhatGoes(t *testing.T) {
 		n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
 			HoldMax: 16 * blockBytes})
 		require.NoError(t, err)
-		n.put(t, ids(100, 16))
-		n.hint(t, ids(100, 16), HintRetain, time.Hour)
+		most := NamespaceOptions{HoldMax: 16 * blockBytes, Quota: [2]uint64{blockBytes, 0}}
+		inMemory := uint64(16)
+		if how == quota {
+			inMemory = 14
+			require.NoError(t, onDisk.Set(most))
+			pin, err := onDisk.Pin(t.Context(), ids(7, 1), time.Hour)
+			require.NoError(t, err)
+			defer pin.Close()
+		}
+		n.put(t, ids(100, inMemory))
+		n.hint(t, ids(100, inMemory), HintRetain, time.Hour)
 
 		standing := testpoint.Stand(t, "cache: pinned")[0]
 		goesOn := n.ns.Load(t.Context(), ids(100, 1), n.at(64, 1))
@@ -250,10 +260,14 @@ func TestLoadHasRoomOfWhatGoes(t *testing.T) {
 			defer n.mu.Unlock()
 			return n.asleep == 1
 		})
-		if remove {
+		switch how {
+		case removed:
 			require.NoError(t, n.ns.Remove(ids(104, 1)))
-		} else {
+		case released:
 			n.hint(t, ids(104, 1), HintRelease, 0)
+		case quota:
+			most.Quota[Memory] = 2 * blockBytes
+			require.NoError(t, onDisk.Set(most))
 		}
 		require.NoError(t, op.Wait(t.Context()))
 		require.Equal(t, all(Done, 1), op.Outcomes())
@@ -263,7 +277,7 @@ func TestLoadHasRoomOfWhatGoes(t *testing.T) {
 }
 
 // TestLoadOfAKeyTwice: a Load that names each block twice, a batch a block, says of all that there
-// is no room, of the last batch as of the first.
+// is no room, of the last batch as of the first. One batch alone has room.
 func TestLoadOfAKeyTwice(t *testing.T) {
 	n := openNode(t, memoryFile(t), 16, func(c *Config) {
 		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
@@ -276,15 +290,22 @@ func TestLoadOfAKeyTwice(t *testing.T) {
 	n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
 		HoldMax: 16 * blockBytes})
 	require.NoError(t, err)
-	n.put(t, ids(100, 16))
-	n.hint(t, ids(100, 16), HintRetain, time.Hour)
+	n.put(t, ids(100, 14))
+	n.hint(t, ids(100, 14), HintRetain, time.Hour)
 	require.Equal(t, 2, n.batchOf(blockBytes))
 
+	// A batch ends for the room of the next one.
+	op := onDisk.Load(t.Context(), ids(0, 3), n.at(64, 3))
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Done, 3), op.Outcomes())
+
+	n.put(t, ids(114, 2))
+	n.hint(t, ids(114, 2), HintRetain, time.Hour)
 	var keys []Key
 	for _, key := range ids(0, 3) {
 		keys = append(keys, key, key)
 	}
-	op := onDisk.Load(t.Context(), keys, n.at(64, len(keys)))
+	op = onDisk.Load(t.Context(), keys, n.at(64, len(keys)))
 	require.NoError(t, op.Wait(t.Context()))
 	require.Equal(t, all(NoRoom, len(keys)), op.Outcomes())
 }

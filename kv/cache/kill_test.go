@@ -85,7 +85,7 @@ func storeForEver(path string) error {
 		if point == os.Getenv(pointVariable) {
 			if times--; times == 0 {
 				if _, stop := os.LookupEnv(stopVariable); stop {
-					_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+					testpoint.StopProcess()
 					return
 				}
 				_ = unix.Kill(os.Getpid(), unix.SIGKILL)

@@ -125,10 +125,14 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, siz
 		theirs = make([]uint32, 0, len(keys))
 		before batch
 	)
+	endBefore := func() {
+		c.loaded(ctx, op, before, held)
+		before = batch{}
+	}
 	for k := 0; k < len(keys); {
 		end := min(k+c.batchOf(size), len(keys))
 		n.pin(op, keys, held, k, end, size)
-		c.swapIn(ctx, op, held, k, end, size)
+		c.swapIn(ctx, op, held, k, end, size, endBefore)
 		begin := len(which)
 		for ; k < end; k++ {
 			i := held[k]
@@ -158,10 +162,10 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, siz
 				now.verify(c, held)
 			}
 		}
-		c.loaded(ctx, op, before, held)
+		endBefore()
 		before = now
 	}
-	c.loaded(ctx, op, before, held)
+	endBefore()
 	for _, o := range op.outcomes {
 		c.stats.loads[o].Add(1)
 	}

@@ -299,8 +299,9 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 
 // swapIn is the story of a read from the disks: of those blocks of a part of a Load that are on
 // them alone. What it brings has a slot afterwards, and keeps its pin; the others' pins end, and
-// held is none.
-func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end int, size uint32) {
+// held is none. Before it waits for room it calls release.
+func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end int, size uint32,
+	release func()) {
 	x := c.index
 	var mine, others []uint32 // numbers of keys: to read here, and read by other loads
 	for k := begin; k < end; k++ {
@@ -358,8 +359,12 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		var err error
 		if within == nil && op.class != engine.Prefetch {
 			var cancel context.CancelFunc
-			within, cancel = context.WithTimeout(ctx, diskLimit)
+			if op.roomBy.IsZero() {
+				op.roomBy = time.Now().Add(diskLimit)
+			}
+			within, cancel = context.WithDeadline(ctx, op.roomBy)
 			defer cancel()
+			release()        // the room may be what this one has
 			c.wanting.Add(1) // and look once more, as nobody has told of room before
 			defer c.wanting.Add(-1)
 		} else if within == nil || !c.fits(x.entry(held[short[0]]).space, size) {
@@ -381,7 +386,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		c.notRead(held, short)
 		c.arrived()
 	}
-	c.await(ctx, op, held, others, size)
+	c.await(ctx, op, held, others, size, release)
 }
 
 // readFrom reads blocks from their places on a disk. It returns those for which there is no room.
@@ -488,7 +493,8 @@ func (c *Cache) notRead(held, which []uint32) {
 // await waits until other operations have brought blocks from their disks. What a Prefetch brings
 // is no longer behind the reads of Loads then. What they could not bring, as a Prefetch has less
 // room, it brings itself, once.
-func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size uint32) {
+func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size uint32,
+	release func()) {
 	var again []uint32
 	for len(which) > 0 {
 		news, f := c.coming(), c.fetch.Load()
@@ -529,7 +535,7 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size ui
 	if len(again) > 0 {
 		op.retries = true
 		for _, k := range again {
-			c.swapIn(ctx, op, held, int(k), int(k)+1, size)
+			c.swapIn(ctx, op, held, int(k), int(k)+1, size, release)
 		}
 		op.retries = false
 	}

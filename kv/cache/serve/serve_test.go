@@ -50,22 +50,34 @@ func openServer(t *testing.T) (*cache.Cache, string) {
 	return c, path
 }
 
-func openWhole(t *testing.T, change ...func(*Config)) (*cache.Cache, *Server, string) {
+// openNode opens a cache in a folder, its server, and the socket there.
+func openNode(folder string, change ...func(*Config)) (*Server, net.Listener, error) {
 	e, err := openEngine("node")
-	require.NoError(t, err)
-	c, err := cache.Open(t.Context(), cache.Config{Engine: e, Memory: cache.MemoryConfig{
-		Path: filepath.Join(t.TempDir(), "memory"), Bytes: 32 * blockBytes,
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := cache.Open(context.Background(), cache.Config{Engine: e, Memory: cache.MemoryConfig{
+		Path: filepath.Join(folder, "memory"), Bytes: 32 * blockBytes,
 		Extent: 8 * blockBytes}, Blocks: 64})
-	require.NoError(t, err)
+	if err != nil {
+		return nil, nil, err
+	}
 	cfg := Config{Cache: c, Engine: e}
 	for _, f := range change {
 		f(&cfg)
 	}
 	s, err := New(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := net.Listen("unix", filepath.Join(folder, "s"))
+	return s, l, err
+}
+
+func openWhole(t *testing.T, change ...func(*Config)) (*cache.Cache, *Server, string) {
+	s, l, err := openNode(t.TempDir(), change...)
 	require.NoError(t, err)
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	c, e := s.cfg.Cache, s.cfg.Engine
 	ctx, cancel := context.WithCancel(context.Background())
 	served, ran := make(chan error), make(chan error)
 	go func() { served <- e.Serve(ctx, l) }()
@@ -77,7 +89,7 @@ func openWhole(t *testing.T, change ...func(*Config)) (*cache.Cache, *Server, st
 		require.NoError(t, c.Close())
 		require.NoError(t, e.Close())
 	})
-	return c, s, path
+	return c, s, l.Addr().String()
 }
 
 // user is a client with memory of blocks.
@@ -340,10 +352,22 @@ func TestGivenUp(t *testing.T) {
 	bound(1)
 	_, err = other.Match(t.Context(), keysOf(1, 4))
 	require.ErrorIs(t, err, engine.ErrBusy)
+	bound(8192) // of which a client may have a quarter
+	_, err = other.Match(t.Context(), keysOf(1, 128))
+	require.NoError(t, err)
+	go func() {
+		_, err := other.Client.Namespace(t.Context(), "slow", [32]byte{})
+		ended <- err
+	}()
+	until(func() bool { return s.Report().Running == requestsMax+1 })
+	_, err = other.Match(t.Context(), keysOf(1, 128))
+	require.ErrorIs(t, err, engine.ErrBusy)
+	require.ErrorContains(t, err, "of this client")
 	bound(bytesMax)
-	_, err = other.Match(t.Context(), keysOf(1, 4))
+	_, err = other.Match(t.Context(), keysOf(1, 128))
 	require.NoError(t, err)
 	answer()
+	require.NoError(t, <-ended)
 	require.NoError(t, other.Client.Close(t.Context()))
 	_, err = u.Match(t.Context(), keysOf(1, 4))
 	require.NoError(t, err)
@@ -424,14 +448,34 @@ func TestGarbage(t *testing.T) {
 	require.NoError(t, u.Client.Close(t.Context()))
 }
 
-const childVariable = "SLUICE_TEST_CLIENT"
+const (
+	childVariable = "SLUICE_TEST_CLIENT"
+	nodeVariable  = "SLUICE_TEST_NODE"
+	pointVariable = "SLUICE_TEST_POINT"
+)
 
 func TestMain(m *testing.M) {
 	if path, ok := os.LookupEnv(childVariable); ok {
 		fmt.Fprintln(os.Stderr, useForEver(path))
 		os.Exit(1)
 	}
+	if folder, ok := os.LookupEnv(nodeVariable); ok {
+		fmt.Fprintln(os.Stderr, serveForEver(folder))
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
+}
+
+// serveForEver is a node which stops itself once, where its first call is at a step.
+func serveForEver(folder string) error {
+	s, l, err := openNode(folder)
+	if err != nil {
+		return err
+	}
+	testpoint.First(os.Getenv(pointVariable), testpoint.StopProcess)
+	go func() { _ = s.cfg.Engine.Serve(context.Background(), l) }()
+	fmt.Println("serves")
+	return s.Run(context.Background())
 }
 
 func useForEver(path string) error {
@@ -538,6 +582,72 @@ func TestStoppedClient(t *testing.T) {
 				require.Zero(t, c.Stats().Unproven)
 			})
 		}
+	}
+}
+
+// TestStoppedServer stops a server by SIGSTOP at each step of a call. While the server stands,
+// Detach gives the caller its memory back for good; once that goes on, it serves it again.
+func TestStoppedServer(t *testing.T) {
+	for _, point := range []string{"cache: reserved", "cache: entered", "cache: landed",
+		"cache: summed", "cache: committed", "cache: pinned"} {
+		t.Run(point, func(t *testing.T) {
+			folder := t.TempDir()
+			child := exec.Command(os.Args[0])
+			child.Env = append(os.Environ(), nodeVariable+"="+folder, pointVariable+"="+point)
+			out, err := child.StdoutPipe()
+			require.NoError(t, err)
+			child.Stderr = os.Stderr
+			require.NoError(t, child.Start())
+			defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+			require.True(t, bufio.NewScanner(out).Scan())
+			u, err := openUser(t.Context(), filepath.Join(folder, "s"))
+			require.NoError(t, err)
+
+			keys := keysOf(0, 8)
+			u.fill(keys)
+			ctx, cancel := context.WithCancel(t.Context())
+			u.grace = 50 * time.Millisecond // nothing answers
+			ended := make(chan error)
+			go func() {
+				_, err := u.Store(ctx, keys, u.place(0, 8))
+				if err == nil {
+					_, err = u.Load(ctx, keys, u.place(8, 8))
+				}
+				ended <- err
+			}()
+			var status unix.WaitStatus
+			_, err = unix.Wait4(child.Process.Pid, &status, unix.WUNTRACED, nil)
+			require.NoError(t, err)
+			require.True(t, status.Stopped())
+			cancel()
+			require.ErrorIs(t, <-ended, engine.ErrUnproven)
+			require.NoError(t, u.Detach(t.Context(), u.region))
+			mine := bytes.Repeat([]byte{0xaa}, len(u.mem))
+			copy(u.mem, mine)
+
+			require.NoError(t, child.Process.Signal(unix.SIGCONT))
+			until(func() bool {
+				r, err := u.Report(t.Context())
+				require.NoError(t, err)
+				return r.Running == 1 // this one
+			})
+			require.Equal(t, mine, u.mem)
+			u.grace = time.Minute
+			require.NoError(t, u.Attach(t.Context(), u.region))
+			keys = keysOf(100, 8)
+			u.fill(keys)
+			outcomes, err := u.Store(t.Context(), keys, u.place(0, 8))
+			require.NoError(t, err)
+			require.Equal(t, all(cache.Done, 8), outcomes)
+			outcomes, err = u.Load(t.Context(), keys, u.place(8, 8))
+			require.NoError(t, err)
+			require.Equal(t, all(cache.Done, 8), outcomes)
+			require.Equal(t, u.mem[:8*blockBytes], u.mem[8*blockBytes:16*blockBytes])
+			r, err := u.Report(t.Context())
+			require.NoError(t, err)
+			require.Zero(t, r.Unproven)
+			require.NoError(t, u.Client.Close(t.Context()))
+		})
 	}
 }
 

@@ -106,6 +106,7 @@ type client struct {
 	importing sync.Mutex
 	ends      map[uint64]context.CancelFunc // of requests that run, by id
 	count     int                           // requests that run
+	bytes     int                           // of their messages
 	running   sync.WaitGroup                // those
 }
 
@@ -221,6 +222,8 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	case s.count > 0 && s.bytes+len(data) > s.most:
 		refused = fmt.Errorf("%d requests of all clients run, of %d bytes: %w", s.count, s.bytes,
 			engine.ErrBusy)
+	case c.bytes > 0 && c.bytes+len(data) > s.most/4:
+		refused = fmt.Errorf("requests of %d bytes of this client run: %w", c.bytes, engine.ErrBusy)
 	}
 	if refused != nil {
 		c.running.Go(func() {
@@ -233,6 +236,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	}
 	s.count++
 	s.bytes += len(data)
+	c.bytes += len(data)
 	s.requests.Add(1)
 	reqCtx, end := context.WithCancel(c.ctx)
 	c.ends[id] = end
@@ -253,6 +257,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		c.count--
 		s.count--
 		s.bytes -= len(data)
+		c.bytes -= len(data)
 	})
 }
 
