@@ -1,45 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `sluice cache serve` of its own, for tests that kill it."""
+"""A `sluice cache serve` of its own, for tests that stop and kill it."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Optional
 
+LIMIT = 120.0  # seconds: the machine may be busy
+PATIENT = {"timeout": LIMIT, "lookup_timeout": LIMIT, "start_timeout": LIMIT}
+
 
 class Node:
+    """The cache of a folder, at its "socket". What it says of errors goes to the test's own."""
+
     def __init__(self, folder: str, size: str = "64MiB") -> None:
         self.address, self._config = f"unix:{folder}/socket", Path(folder, "cache.toml")
         self._config.write_text(f'socket = "{folder}/socket"\n[memory]\n'
                                 f'path = "{folder}/memory"\nbytes = "{size}"\n')
-        self._process: Optional[subprocess.Popen[str]] = None
+        self._child: Optional[subprocess.Popen[str]] = None
 
-    def start(self) -> None:
+    def start(self) -> Node:
         """Returns once clients may come."""
-        self._process = subprocess.Popen(
+        self._child = subprocess.Popen(
             [sys.executable, "-c", "from sluice._command import main; main()", "cache", "serve",
-             "--config", str(self._config)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+             "--config", str(self._config)], stdout=subprocess.PIPE, text=True)
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
         assert "socket" in line, line
+        return self
 
     def freeze(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        """It stands still when this returns."""
+        assert self._child is not None
+        self._child.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(self._child.pid, os.WUNTRACED)[1])
 
     def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        assert self._child is not None
+        self._child.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """By SIGKILL. A second call does nothing."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._process = None
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            assert self._child.stdout is not None
+            self._child.stdout.close()
+            self._child = None

@@ -21,7 +21,7 @@ pytest.importorskip("sglang", reason="unavailable: no sglang: hack/stacks instal
 
 import sglang_pools as made
 import torch
-from cache_serve import LIMIT, PATIENT, end, serve
+from cache_node import LIMIT, PATIENT, Node
 from sglang.srt.managers.cache_controller import HiCacheController, StorageOperation
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageFailureInjector,
@@ -85,7 +85,7 @@ def test_pages_come_back_after_a_restart(folder: str, kind: Any, layout: str, mo
     said: dict[str, Any] = {"is_mla_model": kind is made.mla}
     if more:
         said.update(tp_size=2, tp_rank=1, logical_page_size=PAGE, **more)
-        served, where = serve(folder), at(folder)
+        served, where = Node(folder).start(), at(folder)
     else:
         served, where = None, own(folder)
     tokens = pool.logical_page_size
@@ -112,7 +112,7 @@ def test_pages_come_back_after_a_restart(folder: str, kind: Any, layout: str, mo
     finally:
         storage.close()
         if served is not None:
-            end(served)
+            served.kill()
 
 
 def controller(storage: Any, pool: Any) -> Any:
@@ -126,7 +126,7 @@ def controller(storage: Any, pool: Any) -> Any:
 
 
 def test_a_server_that_is_killed_is_a_miss_and_comes_back(folder: str) -> None:
-    server = serve(folder)
+    server = Node(folder).start()
     pool = made.mha("layer_first", PAGES)
     storage = made.storage(pool, at(folder))
     try:
@@ -138,7 +138,7 @@ def test_a_server_that_is_killed_is_a_miss_and_comes_back(folder: str) -> None:
         assert operation.completed_tokens == len(tokens)
         want = [content(pool, p) for p in range(12)]
 
-        end(server)
+        server.kill()
         for _ in range(3):  # the first may see the loss, the others know of it
             begin = time.monotonic()
             assert storage.batch_exists(names(12)) == 0
@@ -146,7 +146,7 @@ def test_a_server_that_is_killed_is_a_miss_and_comes_back(folder: str) -> None:
             assert storage.batch_set_v1(names(12, 500), indices(range(12))) == [False] * 12
             assert time.monotonic() - begin < LIMIT
 
-        server = serve(folder)
+        server = Node(folder).start()
         query = StorageOperation(None, tokens)
         hashes, found = control._storage_hit_query(query)
         limit = time.monotonic() + LIMIT
@@ -160,7 +160,7 @@ def test_a_server_that_is_killed_is_a_miss_and_comes_back(folder: str) -> None:
         assert [content(pool, p) for p in range(20, 32)] == want
     finally:
         storage.close()
-        end(server)
+        server.kill()
 
 
 def test_a_server_may_come_later(folder: str) -> None:
@@ -169,20 +169,20 @@ def test_a_server_may_come_later(folder: str) -> None:
     try:
         assert storage.batch_exists(names(2)) == 0
         assert storage.batch_set_v1(names(2), indices([0, 1])) == [False, False]
-        server = serve(folder)
+        server = Node(folder).start()
         try:
             assert storage._store.wait(LIMIT)
             assert all(storage.batch_set_v1(names(2), indices([0, 1])))
             assert storage.batch_exists(names(2)) == 2
         finally:
-            end(server)
+            server.kill()
     finally:
         storage.close()
 
 
 def test_ranks(folder: str) -> None:
     """MLA: what rank 0 stores all ranks find. Else each rank has pages of its own."""
-    server, where = serve(folder), at(folder)
+    server, where = Node(folder).start(), at(folder)
     opened: list[Any] = []
 
     def rank(kind: Any, number: int, layout: str = "page_first", size: int = 2, **more: Any) -> Any:
@@ -229,7 +229,7 @@ def test_ranks(folder: str) -> None:
     finally:
         for storage in opened:
             storage.close()
-        end(server)
+        server.kill()
 
 
 def test_pools_by_name(folder: str) -> None:
@@ -340,7 +340,7 @@ def test_what_a_configuration_may_say(folder: str) -> None:
 
 @pytest.mark.soak
 def test_the_example(folder: str) -> None:
-    server = serve(folder)
+    server = Node(folder).start()
     example = Path(__file__).parents[3] / "examples/sglang/hicache_sluice.py"
     try:
         done = subprocess.run([sys.executable, str(example), f"unix:{folder}/socket", "8", "2"],
@@ -348,4 +348,4 @@ def test_the_example(folder: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["right"]
     finally:
-        end(server)
+        server.kill()

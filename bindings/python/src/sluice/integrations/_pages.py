@@ -594,6 +594,12 @@ class PageStore:
                 if session in self._lost:
                     self._lost.remove(session)
 
+    def prove(self) -> None:
+        """Returns with the proof that no session which was lost reaches memory any more."""
+        with self._lock:
+            lost = list(self._lost)
+        self._prove(*lost)
+
     def _connect_again(self) -> None:
         """Preconditions: _lock is held, or nobody else has this yet; there is no session."""
         self._thread = threading.Thread(target=self._reconnect, daemon=True,

@@ -327,6 +327,10 @@ class SluiceHiCache(HiCacheStorage):  # type: ignore[misc]
 
     # The rest.
 
+    def prove(self) -> None:
+        """Returns with the proof that what an error has ended moves no byte any more."""
+        self._store.prove()
+
     def get_stats(self) -> Any:
         """What was moved since the last call, as SGLang's metrics want it."""
         from sglang.srt.observability.metrics_collector import StorageMetrics
