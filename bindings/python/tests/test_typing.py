@@ -17,7 +17,7 @@ def test_hints(tmp_path: Path) -> None:
     package = Path(sluice.__file__).parent
     settings = tmp_path / "mypy.ini"
     settings.write_text("[mypy]\nstrict = true\nwarn_unused_ignores = false\n"
-                        "[mypy-torch.*,nixl.*,ray.*,sglang.*,vllm.*]\n"
+                        "[mypy-kvcr.*,msgspec.*,torch.*,nixl.*,ray.*,sglang.*,vllm.*]\n"
                         "ignore_missing_imports = true\n")
     command = [sys.executable, "-m", "mypy", "--config-file", str(settings), "--cache-dir",
                str(tmp_path)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from typing import Any, Iterable, Optional
 
 from .. import errors
@@ -23,6 +24,13 @@ TOLD_ALWAYS = "0"  # the name of a region of one byte, by which an agent without
 _NAME_MOST = 65535  # in metadata, and before each message
 _LIMITS = Limits(transfers=1 << 20, peers=65536, notifications=65536)
 
+_AGENTS: weakref.WeakValueDictionary[str, Backends] = weakref.WeakValueDictionary()
+
+
+def find_agent(name: str) -> Optional[Backends]:
+    """The agent of this process that was made last under the name."""
+    return _AGENTS.get(name)
+
 
 class Backends:
     """Backends by NIXL's names. The engine opens when it is first needed, and has them all."""
@@ -37,6 +45,12 @@ class Backends:
         self._lock = threading.RLock()  # guards what follows, and what the other parts keep
         self._engine: Optional[Engine] = None
         self._params: dict[str, dict[str, str]] = {}
+        _AGENTS[self.name] = self
+
+    @property
+    def by_shm_alone(self) -> bool:
+        """Whether it reaches others, and they it, by SHM and nothing else."""
+        return [name for name in self.backends if plugins.PLUGINS[name].remote] == ["SHM"]
 
     def get_plugin_list(self) -> list[str]:
         """Names that create_backend takes."""
