@@ -238,6 +238,62 @@ def test_a_value_whose_last_pieces_evict_its_first(store: Any, monkeypatch: pyte
     assert store.put("a", b"x") == 0 and store.get("a") == b"x"
 
 
+def test_an_upsert_that_fails_leaves_the_old_value(store: Any, monkeypatch: pytest.MonkeyPatch
+                                                   ) -> None:
+    over = store._objects
+    heads, pieces = over._spaces(over._session)
+    old, name = bytes(range(256)) * 16, "k" * 600  # which has a piece for its name, too
+    assert store.put(name, old) == 0
+
+    def is_old() -> bool:
+        return store.get(name) == old and len(b"".join(pieces.keys())) == 32
+
+    assert store.upsert(name, b"") == store.upsert_from(name, 0, 8) == INVALID and is_old()
+    assert store.upsert_batch([name, "b"], [b"x"]) == INVALID and is_old()
+
+    def refuse(*_: Any) -> Any:
+        raise errors.BusyError("the cache cannot keep up")
+
+    monkeypatch.setattr(pieces, "store", refuse)
+    assert store.upsert(name, b"new") == NO_ROOM and is_old()
+    monkeypatch.undo()
+    refusals = [refuse, heads.store]
+    monkeypatch.setattr(heads, "store", lambda *words: refusals.pop(0)(*words))
+    assert store.upsert(name, b"new") == NO_ROOM and is_old() and refusals == []
+    monkeypatch.undo()
+    assert store.upsert(name, b"new") == 0 and store.get(name) == b"new"
+    assert len(b"".join(pieces.keys())) == 32
+
+
+def test_upserts_at_a_time_leave_no_piece(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = store._objects
+    _, pieces = over._spaces(over._session)
+    put_pieces = over._put_pieces
+
+    def beside(*words: Any) -> Any:
+        monkeypatch.undo()
+        assert store.upsert("a", b"of another") == 0
+        return put_pieces(*words)
+
+    assert store.put("a", b"old") == 0
+    monkeypatch.setattr(over, "_put_pieces", beside)
+    assert store.upsert("a", b"last") == 0 and store.get("a") == b"last"
+    assert len(b"".join(pieces.keys())) == 16
+
+
+def test_short_extents_leave_no_piece(tmp_path: Path) -> None:
+    """What was stored before an extent was found too short for the rest goes."""
+    with Cache.open(tmp_path / "memory", 8 * MIB, extent=64 << 10, blocks=2048,
+                    timeout=LIMIT) as cache:
+        cache.serve(f"unix:{tmp_path}/socket")
+        store = connect(tmp_path)
+        assert store.put_batch(["small", "k" * 600, "large"], [b"x", b"y", bytes(200_000)]) == 0
+        over = store._objects
+        _, pieces = over._spaces(over._session)
+        assert len(b"".join(pieces.keys())) == 16 * (1 + 2 + 4)
+        store.close()
+
+
 def test_a_head_that_is_none(store: Any) -> None:
     over = store._objects
     heads, _ = over._spaces(over._session)

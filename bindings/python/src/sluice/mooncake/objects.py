@@ -371,22 +371,27 @@ class Objects(PageStore):
             head.size if head and tier else NOT_FOUND
             for head, tier in self._whole(session, names)])
 
-    def put(self, names: Sequence[str], values: Sequence[Value]) -> list[int]:
-        """Stores those that are not there: 0 for each that is there then."""
+    def put(self, names: Sequence[str], values: Sequence[Value],
+            anew: bool = False) -> list[int]:
+        """Stores those that are not there: 0 for each that is there then. With anew all, in place
+        of what their names have. That stays until all of the other but its head is there; while
+        the heads change, for a moment, others find neither.
+        """
         while True:
             piece = self._piece
             try:
-                return self._each(len(names), lambda session: self._put(session, names, values))
+                return self._each(len(names), lambda session: self._put(session, names, values,
+                                                                        anew))
             except errors.BoundsError as e:  # the extents of this cache are shorter
                 if piece <= PIECE_MIN:
                     _pages.log.error("objects are not stored: %s", e)
                     return [NO_ROOM] * len(names)
                 self._piece = piece // 2
 
-    def _put(self, session: _pages._Session, names: Sequence[str],
-             values: Sequence[Value]) -> list[int]:
+    def _put(self, session: _pages._Session, names: Sequence[str], values: Sequence[Value],
+             anew: bool) -> list[int]:
         heads, pieces = self._spaces(session)
-        codes, fresh, broken = [OK] * len(names), dict[str, int](), list[Head]()
+        codes, fresh, broken = [OK] * len(names), dict[str, int](), dict[int, Head]()
         for k, (head, tier) in enumerate(self._whole(session, names)):
             size = sum(values[k].lengths)
             if not 0 < len(_bytes(names[k])) <= NAME_MAX or size <= 0 or min(
@@ -394,51 +399,74 @@ class Objects(PageStore):
                 codes[k] = INVALID
             elif size > self._piece * PIECES_MAX:
                 codes[k] = NO_ROOM
-            elif not tier:
-                fresh.setdefault(names[k], k)
-                if head:
-                    broken.append(head)
-                    heads.remove(key_of(_bytes(names[k])), self._options.timeout)
+            elif (anew or not tier) and fresh.setdefault(names[k], k) == k and head:
+                broken[k] = head
         random = os.urandom(KEY_BYTES * len(fresh))
         made: dict[int, Head] = {}
         for n, (name, k) in enumerate(fresh.items()):
             first = int.from_bytes(random[n * KEY_BYTES:(n + 1) * KEY_BYTES], "little")
             made[k] = Head(sum(values[k].lengths), self._piece, first, len(_bytes(name)))
-        moved = self._copy(session, made, values, True)
+        try:
+            codes_of = self._put_pieces(session, names, made, values)
+        except errors.BoundsError:
+            self._remove(pieces, [key for head in made.values() for key in head.all_keys()])
+            raise
+        ready = {k: head for k, head in made.items() if codes_of[k] == OK}
+        former = self._former(session, names, [k for k in ready if anew or k in broken])
+        if not anew:  # another process may have stored it since
+            former = {k: head for k, head in former.items() if head == broken[k]}
+        self._remove(heads, [key_of(_bytes(names[k])) for k in former])
+        said = self._put_heads(session, names, ready)
+        kept = {k: head for k, head in former.items() if not _STORED[said[k]]}
+        self._put_heads(session, names, kept)
+        gone = [head for k, head in made.items() if said.get(k) != Outcome.DONE]  # or was slower
+        gone += [head for k, head in former.items() if k not in kept]
+        self._remove(pieces, [key for head in gone for key in head.all_keys()])
+        for k, outcome in said.items():
+            if not _STORED[outcome]:
+                codes_of[k] = _CODES.get(Outcome(outcome), FAILED)
+        return [codes_of.get(fresh.get(name, k), OK) if c == OK else c
+                for k, (name, c) in enumerate(zip(names, codes))]
+
+    def _former(self, session: _pages._Session, names: Sequence[str],
+                some: Sequence[int]) -> dict[int, Head]:
+        """The heads that some of the names have."""
+        found = self._look(session, [names[k] for k in some]) if some else []
+        return {k: head for k, head in zip(some, found) if head}
+
+    def _put_pieces(self, session: _pages._Session, names: Sequence[str], made: dict[int, Head],
+                    values: Sequence[Value]) -> dict[int, int]:
+        """Stores all of objects but their heads."""
+        pieces = self._spaces(session)[1]
+        codes = self._copy(session, made, values, True)
         # The cache may have evicted first pieces of a large object to have room for its last ones.
-        long = [k for k, head in made.items() if moved[k] == OK and head.size > head.piece]
+        long = [k for k, head in made.items() if codes[k] == OK and head.size > head.piece]
         for k, tier in zip(long, self._tiers(pieces, [made[k] for k in long])):
             if not tier:
-                moved[k] = NO_ROOM
-        gone = [key for head in broken for key in head.all_keys()]
-        with self._ours(max(1, len(made)) * HEAD) as memory:
-            blocks, of = list[_Block](), list[int]()
-            for k, head in made.items():
-                codes[k] = moved[k]
+                codes[k] = NO_ROOM
+        for k, head in made.items():
+            if codes[k] == OK and head.spilled:
+                with self._ours(head.name) as spill:
+                    ctypes.memmove(spill.address, _bytes(names[k]), head.name)
+                    said = self._move_blocks(session, pieces, True, [
+                        _Block(_key(head.first - 1), spill, 0, head.name)])
+                    codes[k] = OK if _STORED[said[0]] else _CODES.get(Outcome(said[0]), FAILED)
+        return codes
+
+    def _put_heads(self, session: _pages._Session, names: Sequence[str],
+                   made: dict[int, Head]) -> dict[int, int]:
+        """Stores heads, each where there is none, and says what became of them."""
+        if not made:
+            return {}
+        with self._ours(len(made) * HEAD) as memory:
+            blocks = list[_Block]()
+            for n, (k, head) in enumerate(made.items()):
                 raw = _bytes(names[k])
-                if codes[k] == OK and head.spilled:
-                    with self._ours(head.name) as spill:
-                        ctypes.memmove(spill.address, raw, head.name)
-                        said = self._move_blocks(session, pieces, True, [
-                            _Block(_key(head.first - 1), spill, 0, head.name)])
-                        codes[k] = OK if _STORED[said[0]] else _CODES.get(Outcome(said[0]), FAILED)
-                if codes[k] == OK:
-                    at = len(blocks) * HEAD
-                    form = _FORM.pack(_MAGIC, head.name, head.size, head.piece, _key(head.first))
-                    ctypes.memmove(memory.address + at, (form + raw).ljust(HEAD, b"\0"), HEAD)
-                    blocks.append(_Block(key_of(raw), memory, at, HEAD))
-                    of.append(k)
-                else:
-                    gone += head.all_keys()
-            for k, outcome in zip(of, self._move_blocks(session, heads, True, blocks)):
-                if not _STORED[outcome]:
-                    codes[k] = _CODES.get(Outcome(outcome), FAILED)
-                if outcome != Outcome.DONE:  # another was faster, or none is there
-                    gone += made[k].all_keys()
-        if gone:
-            self._remove(pieces, gone)
-        return [codes[fresh.get(name, k)] if c == OK else c
-                for k, (name, c) in enumerate(zip(names, codes))]
+                form = _FORM.pack(_MAGIC, head.name, head.size, head.piece, _key(head.first))
+                ctypes.memmove(memory.address + n * HEAD, (form + raw).ljust(HEAD, b"\0"), HEAD)
+                blocks.append(_Block(key_of(raw), memory, n * HEAD, HEAD))
+            return dict(zip(made, self._move_blocks(session, self._spaces(session)[0], True,
+                                                    blocks)))
 
     def get(self, names: Sequence[str],
             into: Callable[[int, int], Union[Value, int]]) -> list[int]:

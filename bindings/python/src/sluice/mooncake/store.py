@@ -232,11 +232,16 @@ class MooncakeDistributedStore:
         """Stores objects of several runs each. 0 for each that is there then: what a key has
         already stays.
         """
+        return self._put_runs(keys, all_buffer_ptrs, all_sizes)
+
+    def _put_runs(self, keys: Sequence[str], all_buffer_ptrs: Sequence[Sequence[int]],
+                  all_sizes: Sequence[Sequence[int]], anew: bool = False) -> list[int]:
+        """The same; with anew in place of what a key has."""
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
             return [INVALID] * len(keys)
         values = [Value(at, n) if len(at) == len(n) else Value((), ())
                   for at, n in zip(all_buffer_ptrs, all_sizes)]
-        return self._over(len(keys), lambda o: o.put(keys, values))
+        return self._over(len(keys), lambda o: o.put(keys, values, anew))
 
     def batch_get_into_multi_buffers(
             self, keys: Sequence[str], all_buffer_ptrs: Sequence[Sequence[int]],
@@ -273,7 +278,7 @@ class MooncakeDistributedStore:
 
     def upsert_from(self, key: str, buffer_ptr: int, size: int,
                     config: Optional[ReplicateConfig] = None) -> int:
-        return self._anew([key]) or self.put_from(key, buffer_ptr, size)
+        return self._put_runs([key], [(buffer_ptr,)], [(size,)], anew=True)[0]
 
     # By value
 
@@ -291,33 +296,31 @@ class MooncakeDistributedStore:
             return INVALID
         return next((c for c in self._put(keys, [(v,) for v in values]) if c), OK)
 
-    def _put(self, keys: Sequence[str], values: Sequence[Sequence[Any]]) -> list[int]:
+    def _put(self, keys: Sequence[str], values: Sequence[Sequence[Any]],
+             anew: bool = False) -> list[int]:
         held = [[Held(_buffer(part)) for part in parts] for parts in values]
         try:
-            return self.batch_put_from_multi_buffers(
+            return self._put_runs(
                 keys, [[h.address for h in some if h.length] for some in held],
-                [[h.length for h in some if h.length] for some in held])
+                [[h.length for h in some if h.length] for some in held], anew)
         finally:
             for some in held:
                 for h in some:
                     h.release()
 
-    def _anew(self, keys: Sequence[str]) -> int:
-        """Makes room for other values of keys."""
-        codes = self._over(len(keys), lambda o: o.remove(keys))
-        return next((c for c in codes if c not in (OK, NOT_FOUND)), OK)
-
     def upsert(self, key: str, value: Any, config: Optional[ReplicateConfig] = None) -> int:
-        """Stores it, in place of what the key has. Between the two others find neither."""
-        return self._anew([key]) or self.put(key, value)
+        """Stores it, in place of what the key has, which stays where this fails."""
+        return self.upsert_parts(key, value)
 
     def upsert_batch(self, keys: Sequence[str], values: Sequence[Any],
                      config: Optional[ReplicateConfig] = None) -> int:
-        return self._anew(keys) or self.put_batch(keys, values)
+        if len(keys) != len(values):
+            return INVALID
+        return next((c for c in self._put(keys, [(v,) for v in values], anew=True) if c), OK)
 
     def upsert_parts(self, key: str, *parts: Any,
                      config: Optional[ReplicateConfig] = None) -> int:
-        return self._anew([key]) or self.put_parts(key, *parts)
+        return self._put([key], [parts], anew=True)[0]
 
     def batch_get_buffer(self, keys: Sequence[str]) -> list[Optional[BufferHandle]]:
         """The bytes of each, None where there is none."""
@@ -387,11 +390,15 @@ class MooncakeDistributedStore:
 
     def batch_put_tensor(self, keys: Sequence[str], tensors_list: Sequence[Any]) -> list[int]:
         """Stores tensors of torch, with shape and type before their bytes."""
+        return self._put_tensors(keys, tensors_list)
+
+    def _put_tensors(self, keys: Sequence[str], tensors_list: Sequence[Any],
+                     anew: bool = False) -> list[int]:
         if len(keys) != len(tensors_list):
             return [INVALID] * len(keys)
         parts = [tensors.parts_of(t) for t in tensors_list]
         values = [Value(*zip(*of.runs)) if of else Value((), ()) for of in parts]
-        return self._over(len(keys), lambda o: o.put(keys, values))
+        return self._over(len(keys), lambda o: o.put(keys, values, anew))
 
     def put_tensor(self, key: str, tensor: Any) -> int:
         return self.batch_put_tensor([key], [tensor])[0]
@@ -404,7 +411,7 @@ class MooncakeDistributedStore:
         return self.batch_put_tensor(keys, tensors_list)
 
     def upsert_tensor(self, key: str, tensor: Any) -> int:
-        return self._anew([key]) or self.put_tensor(key, tensor)
+        return self._put_tensors([key], [tensor], anew=True)[0]
 
     def batch_get_tensor(self, keys: Sequence[str]) -> list[Any]:
         """New tensors, None for a key without one."""
