@@ -83,6 +83,8 @@ const (
 	batchExtra    = 64      // bytes that one takes in the log beside its own
 	bufferDefault = 64 << 20
 	replaysMax    = 4
+	replayTime    = 10 * time.Second // that a replay may have its place, and what its bytes take
+	replayRate    = 1 << 20          // bytes a second
 )
 
 // New makes a Publisher. Run closes its listeners.
@@ -100,10 +102,19 @@ func New(cfg Config) (*Publisher, error) {
 		base: base, first: base, grown: make(chan struct{})}, nil
 }
 
-// Run publishes until ctx or the cache ends. It returns an error only where a listener fails.
+// Run publishes until ctx or the cache ends. It returns an error only where a listener fails, or
+// where the cache has no room for one more reader of its events: ErrFull.
 func (p *Publisher) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	events := p.cfg.Cache.Events(ctx)
+	if err := refused(ctx, events); err != nil {
+		cancel(nil)
+		_ = p.cfg.Publish.Close()
+		if p.cfg.Replay != nil {
+			_ = p.cfg.Replay.Close()
+		}
+		return err
+	}
 	p.mu.Lock()
 	p.append(appendBatch(nil, time.Now(), true, nil))
 	p.mu.Unlock()
@@ -133,6 +144,20 @@ func (p *Publisher) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// refused is an error where the cache gives no events from the beginning. An event that waits
+// already is left out: the first listing has what it says.
+func refused(ctx context.Context, events <-chan cache.Event) error {
+	select {
+	case _, open := <-events:
+		if !open && ctx.Err() == nil {
+			return fmt.Errorf("the cache has as many readers of its events as it may, or is "+
+				"closed: end one of them: %w", engine.ErrFull)
+		}
+	default:
+	}
+	return nil
 }
 
 // follow tells of an event and of those that wait behind it. It reports whether the cache had
@@ -314,9 +339,13 @@ func (p *Publisher) feed(ctx context.Context, c *peer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() { cancel(c.readSubscriptions()) }()
+	late := time.NewTimer(helloTime)
+	defer late.Stop()
 	for !c.subscribed(p.cfg.Topic) {
 		select {
 		case <-c.wants:
+		case <-late.C:
+			return fmt.Errorf("no subscription: %w", engine.ErrTimeout)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -353,6 +382,7 @@ func (p *Publisher) feed(ctx context.Context, c *peer) error {
 // replays answers the requests of a peer. Each is an empty frame and a number.
 func (p *Publisher) replays(ctx context.Context, c *peer) error {
 	for {
+		_ = c.SetReadDeadline(time.Now().Add(idleTime))
 		frames, err := c.receive()
 		if err != nil {
 			return err
@@ -365,7 +395,9 @@ func (p *Publisher) replays(ctx context.Context, c *peer) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		c.due = time.Now().Add(replayTime)
 		err = p.replay(c, be.Uint64(frames[1]))
+		c.due = time.Time{}
 		<-p.room
 		if err != nil {
 			return err
@@ -379,12 +411,16 @@ func (p *Publisher) replay(c *peer, next uint64) error {
 	p.mu.Lock()
 	end := p.end()
 	p.mu.Unlock()
+	if next > end {
+		next = 0 // it follows a process before this one, whose clock was ahead
+	}
 	for next < end {
 		batches, first, _ := p.from(next)
 		if first > max(next, p.base) { // the log has dropped the next one
 			batches, first = p.whole()
 		}
 		for n, batch := range batches {
+			c.due = c.due.Add(time.Duration(len(batch)) * time.Second / replayRate)
 			err := c.send(nil, []byte(p.cfg.Topic), numbered(first+uint64(n)), batch)
 			if err != nil {
 				return err

@@ -3,6 +3,7 @@
 package events
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -14,7 +15,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -341,6 +344,11 @@ func TestRestart(t *testing.T) {
 	next.held, next.last = r.held, r.last
 	next.ask(next.last + 1)
 	require.Empty(t, next.held)
+	// So does one that has followed a process whose clock was ahead.
+	late := openRouter(t, second)
+	late.held, late.last = all("CPU", keysOf(0, 10)), math.MaxUint64>>1
+	require.Equal(t, second.base, late.ask(late.last + 1)[0])
+	require.Empty(t, late.held)
 }
 
 // TestLost: where the cache has dropped events, routers learn what it has all the same: each change
@@ -375,6 +383,102 @@ func TestSlowSubscriber(t *testing.T) {
 	r.until(all("CPU", keysOf(1000, 8)))
 	slow.ask(0)
 	require.Equal(t, r.held, slow.held)
+}
+
+// openPipe returns a Publisher without a cache, whose log has some batches, and a function that has
+// a peer talk to it. The other end of that is what it returns; ended has how the talk did.
+func openPipe(t *testing.T, batches int) (p *Publisher,
+	talk func(func(context.Context, *peer) error) (c *peer, ended chan error)) {
+	p = &Publisher{cfg: Config{Topic: "kv", Buffer: 1 << 20}, base: 1, first: 1,
+		room: make(chan struct{}, replaysMax), held: map[block]place{}, grown: make(chan struct{})}
+	for range batches {
+		p.append(bytes.Repeat([]byte{1}, 100))
+	}
+	return p, func(of func(context.Context, *peer) error) (*peer, chan error) {
+		near, far := net.Pipe()
+		t.Cleanup(func() { _ = far.Close() })
+		ended := make(chan error, 1)
+		go func() {
+			defer near.Close()
+			ended <- of(t.Context(), &peer{Conn: near, in: bufio.NewReader(near),
+				topics: map[string]int{}, wants: make(chan struct{}, 1)})
+		}()
+		return &peer{Conn: far, in: bufio.NewReader(far)}, ended
+	}
+}
+
+// TestSlowReplays: replays that take a few bytes a second have their places for some seconds each.
+func TestSlowReplays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var readers sync.WaitGroup
+		t.Cleanup(readers.Wait) // behind the end of all connections
+		p, talk := openPipe(t, 1000)
+		for range replaysMax {
+			slow, _ := talk(p.replays)
+			require.NoError(t, slow.send(nil, numbered(0)))
+			readers.Go(func() {
+				b := make([]byte, 10)
+				for {
+					if _, err := slow.Conn.Read(b); err != nil {
+						return
+					}
+					time.Sleep(time.Second)
+				}
+			})
+		}
+		synctest.Wait()
+		require.Len(t, p.room, replaysMax)
+		begin := time.Now()
+		quick, _ := talk(p.replays)
+		require.NoError(t, quick.send(nil, numbered(0)))
+		n := 0
+		for m := message(t, quick); be.Uint64(m[2]) != endOfReplay; m = message(t, quick) {
+			n++
+		}
+		require.Equal(t, 1000, n)
+		require.Less(t, time.Since(begin), 2*replayTime)
+	})
+}
+
+// TestIdle: a peer that wants nothing has its place for some time. One that has subscribed keeps
+// it.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, talk := openPipe(t, 1)
+		_, unsubscribed := talk(p.feed)
+		_, unasked := talk(p.replays)
+		r, subscribed := talk(p.feed)
+		require.NoError(t, r.send([]byte("\x01k")))
+		require.Len(t, message(t, r), 3)
+		require.ErrorIs(t, <-unsubscribed, engine.ErrTimeout)
+		require.ErrorIs(t, <-unasked, os.ErrDeadlineExceeded)
+		time.Sleep(time.Hour)
+		require.Empty(t, subscribed)
+		p.mu.Lock()
+		p.append([]byte("more"))
+		p.mu.Unlock()
+		require.Equal(t, "more", string(message(t, r)[2]))
+		require.NoError(t, r.Close())
+		require.Error(t, <-subscribed)
+	})
+}
+
+// TestNoRoomForAReader: a Publisher that gets no events says so, and closes its listeners.
+func TestNoRoomForAReader(t *testing.T) {
+	n := openNode(t, 64, 0)
+	for full := false; !full; {
+		select {
+		case _, open := <-n.Events(t.Context()):
+			full = !open
+		default:
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p, err := New(Config{Cache: n.Cache, Publish: l})
+	require.NoError(t, err)
+	require.ErrorIs(t, p.Run(t.Context()), engine.ErrFull)
+	require.ErrorIs(t, l.Close(), net.ErrClosed)
 }
 
 // TestStrangers: peers that speak something else, or too much, are left, and others are not.

@@ -23,9 +23,10 @@ import (
 const (
 	peersMax      = 64 // of a socket
 	frameMax      = 255
-	subscriptions = 64 // of a peer
-	framesMax     = 8  // of a message that a peer sends
-	helloTime     = 10 * time.Second
+	subscriptions = 64               // of a peer
+	framesMax     = 8                // of a message that a peer sends
+	helloTime     = 10 * time.Second // for the greeting, and again for a subscription
+	idleTime      = 5 * time.Minute  // in which a peer that may ask for replays asks for one
 	sendTime      = 30 * time.Second // for one message
 
 	more, long, command = 1, 2, 4 // flags of a frame
@@ -41,6 +42,7 @@ type peer struct {
 	wants  chan struct{} // has one where topics have changed
 
 	sending sync.Mutex // of one message
+	due     time.Time  // by which it has taken what is sent, zero for none; its sender's
 }
 
 // serve runs talk for each peer that connects, until ctx ends, and closes the listener.
@@ -179,7 +181,11 @@ func (c *peer) send(frames ...[]byte) error {
 func (c *peer) write(all net.Buffers) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	_ = c.SetWriteDeadline(time.Now().Add(sendTime))
+	due := time.Now().Add(sendTime)
+	if !c.due.IsZero() && c.due.Before(due) {
+		due = c.due
+	}
+	_ = c.SetWriteDeadline(due)
 	_, err := all.WriteTo(c.Conn)
 	return err
 }
