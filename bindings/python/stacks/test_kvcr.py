@@ -32,6 +32,40 @@ def test_memory_of_dead_sources_is_used_again() -> None:
         "of_a_stopped_source": 0, "fetched_again": 128, "closed": True}
 
 
+_IDENTITIES = """
+import os, subprocess, sys
+from sluice.integrations.kvcr import ProvenControlChannel, _has_ended, _open, _process, _read
+from sluice.nixl import nixl_agent, nixl_agent_config
+
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+said = _process(child.pid)
+for other in ([["another boot", *said[1:]], [said[0], said[1] + 1, *said[2:]],
+               [*said[:3], said[3] + 1], [*said[:2], os.getpid(), said[3]], said[:3], None]):
+    assert _open(other) is None, other
+fd = _open(said)
+assert not _has_ended(fd)
+child.kill()
+child.wait()
+assert _has_ended(fd) and _open(said) is None
+
+channel = ProvenControlChannel("127.0.0.1", 1, "127.0.0.1")
+agents = [nixl_agent(name, nixl_agent_config(backends=backends)) for name, backends in [
+    ("one", ["SHM", "POSIX"]), ("two", ["UCX"]), ("three", ["SHM", "TCP"]), ("four", ["POSIX"])]]
+proven = [channel._is_proof(_read(b"\\x81\\xactarget_agent" + bytes([0xa0 + len(name)]) + name))
+          for name in (b"one", b"two", b"three", b"four", b"five")]
+assert proven == [True, False, False, False, False], proven
+assert _read(b"no message") == _read(b"\\x01") == _read(b"\\x80")
+"""
+
+
+def test_whose_end_is_a_proof(tmp_path: Path) -> None:
+    program = tmp_path / "identities.py"
+    program.write_text(_IDENTITIES)
+    done = subprocess.run([sys.executable, "-m", "sluice.nixl.shim", str(program)],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.soak
 def test_without_the_channel() -> None:
     """What docs/nixl.md says of KVCR's own."""
