@@ -13,11 +13,13 @@ from sglang.srt.mem_cache.device_pool_info import (
     MLABufferInfo,
 )
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 PAGE, LAYERS, HEADS, DIM = 4, 3, 2, 8
+base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # not 10 GB: these pools have some kB
 
 
 def mha(layout: str, pages: int = 32, **more: Any) -> Any:
