@@ -65,6 +65,10 @@ type Batch struct {
 	Descs   []Desc   // or
 	Pattern *Pattern // or neither: the tail alone
 	Notify  []byte   // for NotifyTail; nil is an empty message
+
+	// Total is how many bytes the transfer has that this is a batch of, where that is more: a Peer
+	// that copies spares the caches for so many. It may be 0.
+	Total uint64
 }
 
 // Can says what a Peer takes beyond descriptors, and how it is chosen.

@@ -187,11 +187,13 @@ func (t *Transfer) prepare() error {
 		t.bytes += g.bytes
 		for rest := g.descs; len(rest) > 0; {
 			n := g.conn.nextBatch(rest, t.batchMax())
-			list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Descs: rest[:n:n]})
+			list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Descs: rest[:n:n],
+				Total: g.bytes})
 			rest = rest[n:]
 		}
 		for j := range g.patterns {
-			list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Pattern: &g.patterns[j]})
+			list(g.conn, driver.Batch{Op: t.op, Durable: t.route.Durable, Pattern: &g.patterns[j],
+				Total: g.bytes})
 		}
 	}
 

@@ -281,6 +281,19 @@ func TestAnIdleClassSavesNothingUp(t *testing.T) {
 	})
 }
 
+// TestPiecesTellOfTheirTransfer: each batch of a list that is cut has the bytes of all.
+func TestPiecesTellOfTheirTransfer(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s *scheduled) {
+		x := s.post(SwapOut, never, 3)
+		s.endAll()
+		check(t, x.Wait(within(t)))
+		require.Len(t, x.batches, 3)
+		for _, b := range x.batches {
+			require.EqualValues(t, 24, b.Total)
+		}
+	})
+}
+
 // TestWithinAClassTheFirstGoesFirst, and goes on before others begin.
 func TestWithinAClassTheFirstGoesFirst(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s *scheduled) {

@@ -59,12 +59,12 @@ type cursor struct {
 	i   int                     // index of the present descriptor, or entry of the pattern
 	run driver.Desc             // the rest of its present run, to be copied; Len 0: none
 	at  [driver.LoopsMax]uint32 // counters of the pattern's loops
-	way hostcopy.Way            // how to copy a batch of so many bytes
+	way hostcopy.Way            // how to copy a transfer of so many bytes
 }
 
 // newCursor returns a cursor at the start of a batch of so many bytes.
 func newCursor(b *driver.Batch, bytes uint64) cursor {
-	c := cursor{descs: b.Descs, way: hostcopy.For(bytes)}
+	c := cursor{descs: b.Descs, way: hostcopy.For(max(bytes, b.Total))}
 	if b.Pattern != nil {
 		c.pattern = *b.Pattern
 	}

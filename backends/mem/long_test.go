@@ -36,7 +36,9 @@ func TestLongBatches(t *testing.T) {
 		Local:    driver.Side{Base: margin, Stride: most / 300 * 3},
 		Remote:   driver.Side{Base: margin + 2, Stride: most / 300 * 3},
 		LocalKey: mine.Key(), RemoteKey: key}}
-	for tag, b := range []driver.Batch{descs(3<<20 + 77), descs(most), nest} {
+	part := descs(1<<20 + 77)
+	part.Total = most
+	for tag, b := range []driver.Batch{descs(3<<20 + 77), descs(most), nest, part} {
 		for _, b.Op = range []driver.Op{driver.Write, driver.Read} {
 			src, dst, from, to := near, far, margin, margin+2
 			if b.Op == driver.Read {

@@ -65,7 +65,7 @@ func (p *peer) Submit(tag uint64, b *driver.Batch) error {
 	}
 
 	if bytes <= uint64(p.b.cfg.InlineMax) {
-		if err = p.copyInline(b, copy.For(bytes)); err != errStale {
+		if err = p.copyInline(b, copy.For(max(bytes, b.Total))); err != errStale {
 			p.notify(message, err == nil)
 			p.b.done.Push(tag, err) // no wake-up: the caller polls after Submit
 			p.exit()

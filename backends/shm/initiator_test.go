@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/csrc/copy"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -304,41 +305,62 @@ func freshOfAnother(t *testing.T, where string) {
 		"a write that ended well is not in the memory")
 }
 
-// TestHelpStopsAfterAPiece has the only worker held up in another batch, so that
-// what is copied is copied by Help alone.
+// TestHelpStopsAfterAPiece: what is left of the batch waits for the worker.
 func TestHelpStopsAfterAPiece(t *testing.T) {
-	const piece, size = 4096, 1 << 20
-	b := open(t, Config{Workers: 1, InlineMax: -1, PieceMax: piece})
-	held, _ := share(t, b, drivertest.HostMemory, size)
-	from, src := share(t, b, drivertest.HostMemory, size)
-	to, dst := share(t, b, drivertest.HostMemory, size)
-	p := dial(t, b, b.Addr())
-	key := func(m *memory) uint32 {
-		token, err := m.AppendToken(nil)
-		require.NoError(t, err)
-		key, _, err := p.Import(token)
-		require.NoError(t, err)
-		return key
-	}
-	fill(src, 0x5A)
-
-	worker := testpoint.Stand(t, "shm: announced")[0] // the only one
-	first := []driver.Desc{{Len: piece, LocalKey: held.Key(), RemoteKey: key(from)}}
-	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Read, Descs: first}))
-	<-worker.Came
-	second := []driver.Desc{{Len: size, LocalKey: from.Key(), RemoteKey: key(to)}}
-	require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Write, Descs: second}))
+	h := newHelped(t)
 	stop := make(chan struct{})
 	close(stop)
-	require.True(t, p.Help(2, stop), "Help did nothing for a batch that waits")
+	require.True(t, h.p.Help(2, stop), "Help did nothing for a batch that waits")
 	const places = 2 // the one that was given back, and one for the worker to join in
-	if dst[0] != 0x5A || dst[piece] != 0 || b.queue.len() != places {
-		t.Errorf("after one piece: bytes %#x and %#x, %d in the queue; want %#x, 0 and %d", dst[0],
-			dst[piece], b.queue.len(), 0x5A, places)
+	if h.dst[0] != 0x5A || h.dst[helpedPiece] != 0 || h.b.queue.len() != places {
+		t.Errorf("after one piece: bytes %#x and %#x, %d in the queue; want %#x, 0 and %d",
+			h.dst[0], h.dst[helpedPiece], h.b.queue.len(), 0x5A, places)
 	}
-	worker.GoOn()
+	h.worker.GoOn()
 	for tag := uint64(1); tag <= 2; tag++ {
-		require.NoError(t, await(t, b, tag), "batch %d", tag)
+		require.NoError(t, await(t, h.b, tag), "batch %d", tag)
 	}
-	require.EqualValues(t, 0x5A, dst[size-1], "the rest of the batch is missing")
+	require.EqualValues(t, 0x5A, h.dst[helpedSize-1], "the rest of the batch is missing")
+}
+
+// TestABatchIsCopiedAsItsTransfer: past the caches if that is long, however short the batch is.
+func TestABatchIsCopiedAsItsTransfer(t *testing.T) {
+	h := newHelped(t)
+	j := h.b.queue.takeTag(h.p, 2)
+	require.Equal(t, copy.For(1<<40), j.way)
+	h.b.queue.push(j)
+	h.worker.GoOn()
+	for tag := uint64(1); tag <= 2; tag++ {
+		require.NoError(t, await(t, h.b, tag), "batch %d", tag)
+	}
+}
+
+const helpedPiece, helpedSize = 4096, 1 << 20
+
+// helped is a backend whose only worker is held up in batch 1, so that what is copied of batch 2,
+// which fills dst, is copied by Help alone.
+type helped struct {
+	b      *Backend
+	p      *peer
+	worker *testpoint.Standing
+	dst    []byte
+}
+
+func newHelped(t *testing.T) *helped {
+	b := open(t, Config{Workers: 1, InlineMax: -1, PieceMax: helpedPiece})
+	held, _ := share(t, b, drivertest.HostMemory, helpedSize)
+	from, src := share(t, b, drivertest.HostMemory, helpedSize)
+	to, dst := share(t, b, drivertest.HostMemory, helpedSize)
+	p := dial(t, b, b.Addr())
+	fill(src, 0x5A)
+	worker := testpoint.Stand(t, "shm: announced")[0] // the only one
+	first := []driver.Desc{{Len: helpedPiece, LocalKey: held.Key(),
+		RemoteKey: importOf(t, p, from)}}
+	require.NoError(t, p.Submit(1, &driver.Batch{Op: driver.Read, Descs: first}))
+	<-worker.Came
+	second := []driver.Desc{{Len: helpedSize, LocalKey: from.Key(),
+		RemoteKey: importOf(t, p, to)}}
+	require.NoError(t, p.Submit(2, &driver.Batch{Op: driver.Write, Descs: second,
+		Total: 1 << 40}))
+	return &helped{b, p, worker, dst}
 }

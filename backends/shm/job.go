@@ -33,7 +33,7 @@ type job struct {
 	loops     [driver.LoopsMax]driver.Loop // of pattern
 	patterned bool
 	bytes     uint64
-	way       copy.Way // how to copy a batch of so many bytes
+	way       copy.Way // how to copy a transfer of so many bytes
 	left      uint64   // bytes not yet cut
 	run       int      // the cursor: index in runs,
 	next      int      // the descriptor, or run of the pattern, in that,
@@ -95,7 +95,7 @@ func (p *peer) newJob(tag uint64, b *driver.Batch, message entry, bytes uint64) 
 		add(j.descs[i].LocalKey, j.descs[i].RemoteKey, i, n)
 		i += n
 	}
-	j.bytes, j.way = bytes, copy.For(bytes)
+	j.bytes, j.way = bytes, copy.For(max(bytes, b.Total))
 	j.rewind()
 	j.held = 1
 	return j

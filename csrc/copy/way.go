@@ -51,7 +51,8 @@ func StreamAll() (restore func()) {
 	return func() { batchMin, runMin, streamBatch = streamBatchMin, streamRun, chosen }
 }
 
-// For is the way of a batch of so many bytes. Parallel calls are allowed.
+// For is the way of a batch, or of all batches of one transfer, of so many bytes. Parallel calls
+// are allowed.
 func For(batch uint64) Way {
 	if !streams || batch < batchMin || batch < streamBatch() {
 		return Plain
