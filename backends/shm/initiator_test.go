@@ -323,6 +323,17 @@ func TestHelpStopsAfterAPiece(t *testing.T) {
 	require.EqualValues(t, 0x5A, h.dst[helpedSize-1], "the rest of the batch is missing")
 }
 
+// TestHelpEndsABatch: it does not wait for the worker to find that nothing is left.
+func TestHelpEndsABatch(t *testing.T) {
+	h := newHelped(t)
+	require.True(t, h.p.Help(2, nil), "Help did nothing for a batch that waits")
+	require.NoError(t, await(t, h.b, 2))
+	require.Zero(t, h.b.queue.len())
+	require.EqualValues(t, 0x5A, h.dst[helpedSize-1])
+	h.worker.GoOn()
+	require.NoError(t, await(t, h.b, 1))
+}
+
 // TestABatchIsCopiedAsItsTransfer: past the caches if that is long, however short the batch is.
 func TestABatchIsCopiedAsItsTransfer(t *testing.T) {
 	h := newHelped(t)

@@ -242,7 +242,15 @@ func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake bool) (mo
 		return true
 	}
 
-	// The caller lets go. Where pages have moved, all of it is copied again once they are mapped.
+	// The caller lets go, and so do the places in the queue: the job need not wait for a worker to
+	// find that nothing is left. Where pages have moved, all of it is copied again once they are
+	// mapped.
+	if j.held > 1 {
+		j.mu.Unlock()
+		places := b.queue.removeAll(j)
+		j.mu.Lock()
+		j.held -= places
+	}
 	j.held--
 	if j.held > 0 {
 		j.mu.Unlock()
@@ -379,6 +387,24 @@ func (q *queue) takeTag(p *peer, tag uint64) *job {
 		}
 	}
 	return nil
+}
+
+// removeAll removes the places of a job. It returns how many there were.
+func (q *queue) removeAll(j *job) (places int) {
+	if q.len() == 0 {
+		return 0
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := 0; i < q.n; {
+		if q.ring[(q.head+i)%len(q.ring)] != j {
+			i++
+			continue
+		}
+		q.remove(i)
+		places++
+	}
+	return places
 }
 
 func (q *queue) len() int { return int(q.size.Load()) }
