@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // Staged is the name of the engine's own route: a chain of backends through staging memory
@@ -29,10 +29,10 @@ import (
 // It looks like a backend to the rest of the engine: a lane of its own, the last one.
 const Staged = "staged"
 
-// The shape of staging memory: see exchange.
+// The shape of staging memory: see internal/wire.
 const (
-	pieceBytes  = exchange.PieceBytes
-	slotBytes   = exchange.SlotBytes
+	pieceBytes  = wire.PieceBytes
+	slotBytes   = wire.SlotBytes
 	slotsMax    = 8 // pieces under way to one peer
 	stagedDescs = 1024
 	stagedPages = 64 << 10

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // stagedMemory is a registration as the stager knows it: the memories of the other lanes,
@@ -65,7 +65,7 @@ func (m *stagedMemory) AppendToken(dst []byte) ([]byte, error) {
 
 // enter admits a hop that shows this token, until leave.
 func (s *stager) enter(token []byte) (*stagedMemory, error) {
-	if len(token) != exchange.HopToken {
+	if len(token) != wire.HopToken {
 		return nil, driver.ErrBadToken
 	}
 	m := s.memory(binary.LittleEndian.Uint32(token[16:]))

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // stagedPeer is the way to a peer by chains. Its batches are cut into pieces, which take
@@ -363,7 +363,7 @@ func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow
 	case <-sp.answers: // the answer to an earlier request
 	default:
 	}
-	if err := sp.p.sendOne(ctx, carrier, []byte{exchange.IsWindowAsk}); err != nil {
+	if err := sp.p.sendOne(ctx, carrier, []byte{wire.KindWindowAsk}); err != nil {
 		return nil, err
 	}
 	var body []byte
@@ -385,7 +385,7 @@ func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow
 	}
 	w := &farWindow{carrier: carrier, slots: int(binary.LittleEndian.Uint16(body))}
 	if w.slots == 0 {
-		if err := exchange.ParseOutcome(body[fixed:]); err != nil {
+		if err := wire.ParseOutcome(body[fixed:]); err != nil {
 			return nil, err
 		}
 		return nil, fmt.Errorf("an answer without slots: %w", ErrCorrupt)
@@ -405,7 +405,7 @@ func (sp *stagedPeer) openWindow(ctx context.Context, carrier *lane) (*farWindow
 
 // answered takes an answer of the peer that came by a connection of ours.
 func (sp *stagedPeer) answered(by *conn, what byte, body []byte) {
-	if what == exchange.IsHopEnd {
+	if what == wire.KindHopEnd {
 		sp.loop.pushForeign(func() { sp.hopEnded(by.lane, body) })
 		return
 	}
@@ -417,7 +417,7 @@ func (sp *stagedPeer) answered(by *conn, what byte, body []byte) {
 
 // hopEnded takes the answer to a request for a hop, or to its withdrawal.
 func (sp *stagedPeer) hopEnded(by *lane, body []byte) {
-	var h exchange.Hop
+	var h wire.Hop
 	rest, ok := h.ParseName(body)
 	if !ok || int(h.Slot) >= len(sp.slots) {
 		return
@@ -426,7 +426,7 @@ func (sp *stagedPeer) hopEnded(by *lane, body []byte) {
 	if s.job == nil || s.number != h.Number || s.answered || s.step == atNear || s.c.by != by {
 		return
 	}
-	s.answered, s.answer = true, exchange.ParseOutcome(rest)
+	s.answered, s.answer = true, wire.ParseOutcome(rest)
 	if s.step == atHand {
 		s.proceed()
 	}

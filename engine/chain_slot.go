@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // slot is a place of the staging memory and the piece that passes through it. spec/chain.pml is
@@ -79,7 +79,7 @@ func (s *slot) begin(j *stagedJob, c chain) {
 	s.number++
 	j.flying++
 	if j.paged {
-		n := min(j.pages.Count, int(pieceBytes/j.pages.Run), exchange.IndicesMax)
+		n := min(j.pages.Count, int(pieceBytes/j.pages.Run), wire.IndicesMax)
 		if s.pages = j.pages; n < j.pages.Count {
 			s.pages = cutPattern(&j.pages, n)
 		} else {
@@ -90,7 +90,7 @@ func (s *slot) begin(j *stagedJob, c chain) {
 		return
 	}
 	first, n := &j.descs[0], 0
-	for n < len(j.descs) && n < exchange.DescsMax {
+	for n < len(j.descs) && n < wire.DescsMax {
 		d := &j.descs[n]
 		if d.LocalKey != first.LocalKey || d.RemoteKey != first.RemoteKey ||
 			s.bytes+d.Len > pieceBytes {
@@ -299,7 +299,7 @@ func (s *slot) prepareHop(to step) (*Transfer, error) {
 	case err != nil:
 		return nil, err
 	case to == atAsk:
-		return t, s.addRequest(t, exchange.IsGet)
+		return t, s.addRequest(t, wire.KindGet)
 	case !s.c.far:
 		return t, s.add(t, s.pool.region, s.to, inSlot, asRemote)
 	case s.c.near != nil:
@@ -308,7 +308,7 @@ func (s *slot) prepareHop(to step) (*Transfer, error) {
 		err = s.add(t, s.local.region, s.window().remote, asLocal, inSlot)
 	}
 	if err == nil && op == Write {
-		err = s.addRequest(t, exchange.IsPut)
+		err = s.addRequest(t, wire.KindPut)
 	}
 	return t, err
 }
@@ -370,8 +370,8 @@ func (s *slot) addRequest(t *Transfer, what byte) error {
 		return err
 	}
 	at := s.at + pieceBytes
-	list := s.pool.region.Bytes()[at:][:exchange.ListBytes]
-	h := exchange.Hop{Slot: uint16(s.index), Number: s.number,
+	list := s.pool.region.Bytes()[at:][:wire.ListBytes]
+	h := wire.Hop{Slot: uint16(s.index), Number: s.number,
 		Token: s.to.tokens[s.sp.s.lane.index], Durable: s.job.durable}
 	n := uint64(0)
 	if s.paged {
@@ -418,8 +418,8 @@ func (s *slot) withdraw() {
 		return
 	}
 	s.again = false
-	h := exchange.Hop{Slot: uint16(s.index), Number: s.number}
-	s.notice.attachFrame(h.AppendName([]byte{exchange.IsWithdrawn}))
+	h := wire.Hop{Slot: uint16(s.index), Number: s.number}
+	s.notice.attachFrame(h.AppendName([]byte{wire.KindWithdrawn}))
 	_ = s.notice.Post()
 }
 
@@ -433,7 +433,7 @@ func (s *slot) noticeSent() {
 // ownOp is the direction of a hop between staging memory, which is local to it, and memory
 // of the engine's own peer.
 func ownOp(what byte) driver.Op {
-	if what == exchange.IsPut {
+	if what == wire.KindPut {
 		return Write
 	}
 	return Read

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -40,27 +39,27 @@ func (s *stager) request(from *sender, what byte, body []byte) {
 	w := from.window
 	s.mu.Unlock()
 	switch {
-	case what == exchange.IsWindowAsk && w != nil:
+	case what == wire.KindWindowAsk && w != nil:
 		w.offer()
-	case what == exchange.IsWindowAsk:
+	case what == wire.KindWindowAsk:
 		s.openWindow(from)
 	case w == nil:
 		refuseHop(from, body, ErrRevoked)
-	case !w.loop.pushForeign(func() { w.hopRequested(what, body) }) && what != exchange.IsWithdrawn:
+	case !w.loop.pushForeign(func() { w.hopRequested(what, body) }) && what != wire.KindWithdrawn:
 		refuseHop(from, body, ErrFull)
 	}
 }
 
 // refuseHop answers a request at once.
 func refuseHop(from *sender, body []byte, why error) {
-	var req exchange.Hop
+	var req wire.Hop
 	if _, ok := req.ParseName(body); ok {
 		from.answer(appendHopEnd(nil, &req, why))
 	}
 }
 
-func appendHopEnd(b []byte, req *exchange.Hop, err error) []byte {
-	return exchange.AppendOutcome(req.AppendName(append(b, exchange.IsHopEnd)), err)
+func appendHopEnd(b []byte, req *wire.Hop, err error) []byte {
+	return wire.AppendOutcome(req.AppendName(append(b, wire.KindHopEnd)), err)
 }
 
 // openWindow makes a window in a goroutine of its own, which ends it, too. A connection has one at
@@ -77,7 +76,7 @@ func (s *stager) openWindow(from *sender) {
 		s.mu.Lock()
 		from.opening = false
 		s.mu.Unlock()
-		from.answer(exchange.AppendOutcome([]byte{exchange.IsWindow, 0, 0}, why))
+		from.answer(wire.AppendOutcome([]byte{wire.KindWindow, 0, 0}, why))
 	}
 	if !s.serve(func() {
 		w := &window{s: s, from: from, by: from.lane, loop: newLoop()}
@@ -177,7 +176,7 @@ func (w *window) open() (err error) {
 
 // offer answers the request for the window. Asked again, it is the same.
 func (w *window) offer() {
-	b := binary.LittleEndian.AppendUint16([]byte{exchange.IsWindow}, uint16(w.pool.slots))
+	b := binary.LittleEndian.AppendUint16([]byte{wire.KindWindow}, uint16(w.pool.slots))
 	w.from.answer(append(b, w.token...))
 }
 
@@ -248,7 +247,7 @@ func (w *window) checkEnd() {
 type hop struct {
 	w       *window
 	index   int
-	req     exchange.Hop
+	req     wire.Hop
 	op      driver.Op
 	memory  *stagedMemory // nil: at rest
 	t       *Transfer     // nil: at rest, or waiting for a local Peer
@@ -261,17 +260,17 @@ type hop struct {
 
 // hopRequested takes a request of the peer.
 func (w *window) hopRequested(what byte, body []byte) {
-	var req exchange.Hop
+	var req wire.Hop
 	rest, ok := req.ParseName(body)
-	if !ok || int(req.Slot) >= len(w.hops) || w.over && what != exchange.IsWithdrawn {
+	if !ok || int(req.Slot) >= len(w.hops) || w.over && what != wire.KindWithdrawn {
 		refuseHop(w.from, body, ErrClosed)
 		return
 	}
 	h := &w.hops[req.Slot]
 	switch {
-	case what == exchange.IsWithdrawn && len(rest) == 0:
+	case what == wire.KindWithdrawn && len(rest) == 0:
 		h.withdraw(&req)
-	case what == exchange.IsWithdrawn, h.memory != nil:
+	case what == wire.KindWithdrawn, h.memory != nil:
 		refuseHop(w.from, body, ErrBusy) // against the rules
 	default:
 		h.start(&req, what, body)
@@ -280,7 +279,7 @@ func (w *window) hopRequested(what byte, body []byte) {
 
 // withdraw ends a hop early, or says that there is none: the peer withdraws, too, when it
 // does not know whether its request has come. Requests of a connection come in order.
-func (h *hop) withdraw(req *exchange.Hop) {
+func (h *hop) withdraw(req *wire.Hop) {
 	if h.memory != nil && h.req.Number == req.Number {
 		h.stop(ErrAborted) // the answer says how it ended
 		return
@@ -289,7 +288,7 @@ func (h *hop) withdraw(req *exchange.Hop) {
 }
 
 // start makes a hop for the peer.
-func (h *hop) start(req *exchange.Hop, what byte, body []byte) {
+func (h *hop) start(req *wire.Hop, what byte, body []byte) {
 	if err := req.Parse(body); err != nil {
 		refuseHop(h.w.from, body, err)
 		return
@@ -321,7 +320,7 @@ func (h *hop) begin() (by *lane, err error) {
 		return nil, driver.ErrReadOnly
 	}
 	at := uint64(h.index) * slotBytes
-	list := h.w.pool.region.Bytes()[at+pieceBytes:][:exchange.ListBytes]
+	list := h.w.pool.region.Bytes()[at+pieceBytes:][:wire.ListBytes]
 	if h.descs, h.indices, err = h.req.ReadList(list, h.descs[:0], h.indices[:0]); err != nil {
 		return nil, err
 	}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -35,7 +34,7 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.ConnectTimeout)
 	defer cancel()
-	return e.connect(ctx, d, exchange.Secret{}, nil)
+	return e.connect(ctx, d, wire.Secret{}, nil)
 }
 
 // connect makes a Peer: it reserves a place, connects by every backend that both have, says hello
@@ -45,7 +44,7 @@ func (e *Engine) Connect(ctx context.Context, description []byte) (*Peer, error)
 // The backends connect one after the other. While none has connected, those that were not answered
 // in time are tried again, with twice the patience each time, until ctx ends; the last of them has
 // all of it.
-func (e *Engine) connect(ctx context.Context, d *wire.Directory, show exchange.Secret,
+func (e *Engine) connect(ctx context.Context, d *wire.Directory, show wire.Secret,
 	ours *ticket) (*Peer, error) {
 	fails := func(backend string, err error) error {
 		return &OpError{Op: "connect", Backend: backend, Peer: d.Name, Err: err}
@@ -143,7 +142,7 @@ func (e *Engine) connect(ctx context.Context, d *wire.Directory, show exchange.S
 // peer takes none for now, since its program does not read its notifications, the hello goes before
 // the first message that does. A connection by which it fails is closed.
 func (p *Peer) connectLane(ctx context.Context, l *lane, d *wire.Description,
-	show exchange.Secret) error {
+	show wire.Secret) error {
 	addr := d.Addr(l.caps.Name)
 	if addr == nil {
 		return fmt.Errorf("the peer has no backend of this name: %w", ErrNotSupported)

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/internal/wire"
@@ -335,7 +334,7 @@ func TestAnswersMakeNoSender(t *testing.T) {
 	l.receiveMu.Lock()
 	defer l.receiveMu.Unlock()
 	_, forProgram := l.dispatch(&driver.Message{Conn: p.conns[0].p.Conn(), Data: b.hello(
-		exchange.Secret{})})
+		wire.Secret{})})
 	require.False(t, forProgram)
 	require.Empty(t, l.senders)
 }

@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
-	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/wire"
@@ -32,7 +30,7 @@ type Engine struct {
 	lanes []*lane   // of Config.Backends; last, the stager's
 
 	stager *stager
-	meets  rendezvous.Policy
+	meets  session.StreamPolicy
 
 	mu      sync.Mutex // guards the fields below; never held across a backend's call that may block
 	closed  bool
@@ -44,7 +42,7 @@ type Engine struct {
 
 	localSelf *Peer // see local
 	leases    map[*Lease]struct{}
-	tickets   map[exchange.Secret]*ticket
+	tickets   map[wire.Secret]*ticket
 	guests    guests
 
 	lastPeer     uint64 // guarded by mu
@@ -74,11 +72,11 @@ func Open(cfg Config) (*Engine, error) {
 		return nil, errors.Join(err, closeBackends(cfg.Backends))
 	}
 	e := &Engine{
-		cfg: cfg, meets: rendezvous.Policy{Identity: cfg.Identity, Plaintext: cfg.Plaintext},
+		cfg: cfg, meets: session.StreamPolicy{Identity: cfg.Identity, Plaintext: cfg.Plaintext},
 		host: hostID(), born: time.Now(),
 		regions: map[string]*Region{}, peers: map[*Peer]struct{}{},
 		leases:  map[*Lease]struct{}{},
-		tickets: map[exchange.Secret]*ticket{}, guests: guests{
+		tickets: map[wire.Secret]*ticket{}, guests: guests{
 			peers: session.HostCount{Most: cfg.PeersMax},
 			bytes: session.HostCount{Most: descriptionsMax * cfg.DescriptionMax}},
 		reassembly: reassembly{most: cfg.NotificationBytes},

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/proc"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // fake is a backend that completes when the test says so, for what no honest
@@ -196,7 +196,7 @@ func (p *fakePeer) Submit(tag uint64, b *driver.Batch) error {
 		return err
 	}
 	notify := b.Tail == driver.NotifyTail
-	if notify && !p.f.hellos && len(b.Notify) > 0 && b.Notify[0] == exchange.IsHello {
+	if notify && !p.f.hellos && len(b.Notify) > 0 && b.Notify[0] == wire.KindHello {
 		p.f.mu.Lock()
 		defer p.f.mu.Unlock()
 		p.f.ready = append(p.f.ready, driver.Completion{Tag: tag})

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // group is the part of a transfer's list that goes over one connection.
@@ -90,7 +90,7 @@ func (t *Transfer) Notify(msg []byte) error {
 	if !t.state().atRest() {
 		return t.misuse("change")
 	}
-	t.attachFrame(append(append(t.frame[:0], exchange.IsNotification), msg...))
+	t.attachFrame(append(append(t.frame[:0], wire.KindNotification), msg...))
 	t.frame, t.text = t.message, msg
 	return nil
 }
@@ -163,7 +163,7 @@ func (t *Transfer) prepare() error {
 		copy(t.message[1:], t.text)
 		for i, rest := 0, t.text; !t.dirty && len(t.parts) > 0 && i < len(t.batches); i++ {
 			if b := &t.batches[i]; b.part {
-				rest = rest[copy(b.Notify[exchange.PartHead:], rest):]
+				rest = rest[copy(b.Notify[wire.PartHead:], rest):]
 			}
 		}
 	}
@@ -212,7 +212,7 @@ func (t *Transfer) prepare() error {
 		// second one changes nothing.
 		last := t.batches[n-1]
 		c := last.conn
-		if t.message[0] != exchange.IsHello && !c.greeted.Load() && len(c.hello) > 0 {
+		if t.message[0] != wire.KindHello && !c.greeted.Load() && len(c.hello) > 0 {
 			t.batches = t.batches[:n-1]
 			list(c, driver.Batch{Op: Write, Tail: driver.NotifyTail, Notify: c.hello})
 			t.batches = append(t.batches, last)
@@ -365,27 +365,27 @@ func cutSide(head, rest *Side, n int) {
 // split sends a notification in parts: the first where it would go, the others behind it.
 func (t *Transfer) split(first *batch) error {
 	c, rest := first.conn, t.message[1:]
-	if most := t.p.notifyMax; t.message[0] != exchange.IsNotification || len(rest) > most {
+	if most := t.p.notifyMax; t.message[0] != wire.KindNotification || len(rest) > most {
 		err := fmt.Errorf("message of %d bytes, at most %d by Config.NotifyMax of both engines: %w",
 			len(rest), most, ErrBounds)
 		return &OpError{Op: "notify", Peer: t.p.name, Err: err}
 	}
-	room := c.lane.caps.MessageMax - exchange.PartHead
+	room := c.lane.caps.MessageMax - wire.PartHead
 	parts := (len(rest) + room - 1) / room
-	t.parts = append(t.parts[:0], make([]byte, len(rest)+parts*exchange.PartHead)...)
+	t.parts = append(t.parts[:0], make([]byte, len(rest)+parts*wire.PartHead)...)
 	free := t.parts
 	for i := range parts {
 		n := min(room, len(rest))
-		part := free[: exchange.PartHead+n : exchange.PartHead+n]
-		part[0], part[1] = exchange.IsPart, 0
+		part := free[: wire.PartHead+n : wire.PartHead+n]
+		part[0], part[1] = wire.KindPart, 0
 		if i == 0 {
-			part[1] |= exchange.FirstPart
+			part[1] |= wire.FirstPart
 		}
 		if i == parts-1 {
-			part[1] |= exchange.LastPart
+			part[1] |= wire.LastPart
 		}
-		copy(part[exchange.PartHead:], rest[:n])
-		rest, free = rest[n:], free[exchange.PartHead+n:]
+		copy(part[wire.PartHead:], rest[:n])
+		rest, free = rest[n:], free[wire.PartHead+n:]
 		if i == 0 {
 			first.Notify, first.part, t.extra().fragments = part, true, c
 			continue

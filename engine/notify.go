@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // Notification is a message from a peer, delivered after the data that it came
@@ -354,7 +354,7 @@ func (j *reassembly) add(s *sender, part []byte, limit int) (whole []byte, ok bo
 		return nil, false, fmt.Errorf("notifications that are under way take Config."+
 			"NotificationBytes of %d, raise it: %w: %w", j.most, ErrFull, ErrPeerLost)
 	}
-	if flags&exchange.FirstPart != 0 {
+	if flags&wire.FirstPart != 0 {
 		j.drop(s)
 		if j.of == nil {
 			j.of = map[*sender]*partial{}
@@ -371,7 +371,7 @@ func (j *reassembly) add(s *sender, part []byte, limit int) (whole []byte, ok bo
 	before := cap(p.data)
 	p.data = append(p.data, data...)
 	j.bytes += cap(p.data) - before
-	if flags&exchange.LastPart != 0 {
+	if flags&wire.LastPart != 0 {
 		whole = p.data
 		j.drop(s)
 		return whole, true, nil

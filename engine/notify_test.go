@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/internal/wire"
 )
@@ -281,11 +280,11 @@ func receiveLeavesNothingBehind(t *testing.T) {
 			held = true
 			close(spinning)
 			<-goOn
-			msgs[0] = driver.Message{Conn: 1, Data: []byte{exchange.IsNotification, 0}}
+			msgs[0] = driver.Message{Conn: 1, Data: []byte{wire.KindNotification, 0}}
 			received = 1
 			return 1
 		case held && received == 1:
-			msgs[0] = driver.Message{Conn: 1, Data: []byte{exchange.IsNotification, 1}}
+			msgs[0] = driver.Message{Conn: 1, Data: []byte{wire.KindNotification, 1}}
 			received = 2
 			return 1
 		}
@@ -294,7 +293,7 @@ func receiveLeavesNothingBehind(t *testing.T) {
 	e := open(t, "e", func(c *Config) { c.Backends = []driver.Backend{f} })
 	l := e.lanes[0]
 	l.receiveMu.Lock()
-	l.addSender(1, e.hello(exchange.Secret{}))
+	l.addSender(1, e.hello(wire.Secret{}))
 	l.receiveMu.Unlock()
 	first := make(chan int)
 	go func() {
@@ -393,35 +392,35 @@ func TestPartsOfAll(t *testing.T) {
 		t.Helper()
 		whole, ok, err := j.add(s, part(flags, n), limit)
 		require.NoError(t, err)
-		require.Equal(t, flags&exchange.LastPart != 0, ok)
+		require.Equal(t, flags&wire.LastPart != 0, ok)
 		require.True(t, j.bytes <= most || j.holders() == 1)
 		return whole
 	}
 	alone := from("a")
-	adds(alone, exchange.FirstPart, 10<<10)
+	adds(alone, wire.FirstPart, 10<<10)
 	for range 20 {
 		adds(alone, 0, 10<<10)
 	}
-	require.Len(t, adds(alone, exchange.LastPart, 10<<10), 220<<10)
+	require.Len(t, adds(alone, wire.LastPart, 10<<10), 220<<10)
 	require.Zero(t, j.bytes)
 
 	honest := from("b")
-	adds(honest, exchange.FirstPart, 20<<10)
+	adds(honest, wire.FirstPart, 20<<10)
 	var crowd []*sender
 	for range 24 {
 		s := from("a")
 		crowd = append(crowd, s)
-		adds(s, exchange.FirstPart, 10<<10)
+		adds(s, wire.FirstPart, 10<<10)
 	}
 	for range 2 {
 		adds(honest, 0, 10<<10)
 	}
-	require.Len(t, adds(honest, exchange.LastPart, 5), 40<<10+5)
+	require.Len(t, adds(honest, wire.LastPart, 5), 40<<10+5)
 	_, _, err := j.add(crowd[0], part(0, 1), limit)
 	require.ErrorIs(t, err, ErrFull)
 	require.ErrorIs(t, err, ErrPeerLost)
 	require.ErrorContains(t, err, "NotificationBytes")
-	adds(crowd[23], exchange.LastPart, 1)
+	adds(crowd[23], wire.LastPart, 1)
 	for _, s := range crowd {
 		j.forget(s)
 	}
@@ -452,14 +451,14 @@ func TestPartsThatNeverEnd(t *testing.T) {
 		p, err := raw.Connect(within(t), e.lanes[0].b.Addr())
 		require.NoError(t, err)
 		peers = append(peers, p)
-		h := exchange.Hello{ID: wire.ID{byte(i + 1)}, Name: "x"}
+		h := wire.Hello{ID: wire.ID{byte(i + 1)}, Name: "x"}
 		say(p, h.Append(nil))
 		for n := 0; n < room/2; n += 1 << 10 {
 			flags := byte(0)
 			if n == 0 {
-				flags = exchange.FirstPart
+				flags = wire.FirstPart
 			}
-			say(p, append([]byte{exchange.IsPart}, part(flags, 1<<10)...))
+			say(p, append([]byte{wire.KindPart}, part(flags, 1<<10)...))
 		}
 	}
 	until(t, "all have come", func() bool {
@@ -477,6 +476,6 @@ func TestPartsThatNeverEnd(t *testing.T) {
 	text := bytes.Repeat([]byte{7}, room/2)
 	require.NoError(t, p.Notify(within(t), text))
 	require.Equal(t, text, next(t, e).Data)
-	say(peers[0], append([]byte{exchange.IsPart}, part(0, 1)...))
+	say(peers[0], append([]byte{wire.KindPart}, part(0, 1)...))
 	require.ErrorIs(t, next(t, e).Err, ErrFull)
 }

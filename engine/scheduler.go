@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // scheduler decides when the transfers below SwapIn hand their batches to a backend.
@@ -382,7 +382,7 @@ func (s *scheduler) flush() {
 // hasBegun reports whether a backend was given a batch of the post: a hello is none.
 func (t *Transfer) hasBegun() bool {
 	n := t.submitted.Load()
-	if first := t.batches[0].Notify; len(first) > 0 && first[0] == exchange.IsHello {
+	if first := t.batches[0].Notify; len(first) > 0 && first[0] == wire.KindHello {
 		n--
 	}
 	return n > 0

@@ -17,9 +17,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
@@ -186,7 +186,7 @@ func TestStrangersTakeNoPlaces(t *testing.T) {
 	say := [][]byte{
 		nil, {0x16, 3, 1, 2, 0}, []byte("GET / HTTP/1.1\r\n\r\n"), bytes.Repeat([]byte{0xff},
 			1<<16),
-		binary.LittleEndian.AppendUint32([]byte{rendezvous.Description}, 1<<31),
+		binary.LittleEndian.AppendUint32([]byte{session.DescriptionFrame}, 1<<31),
 	}
 	var strangers []net.Conn
 	for i := range 20 {

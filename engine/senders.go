@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/wire"
 )
 
@@ -57,16 +56,16 @@ func (l *lane) dispatch(m *driver.Message) (n Notification, forProgram bool) {
 		// By a connection of ours come answers alone: it has no last word that ends a sender.
 		if c, ok := l.own.Load(m.Conn); ok {
 			c.(*conn).answered(data)
-		} else if data[0] == exchange.IsHello {
+		} else if data[0] == wire.KindHello {
 			l.addSender(m.Conn, data)
 		}
 		return n, false
 	}
 	switch data[0] {
-	case exchange.IsNotification:
+	case wire.KindNotification:
 		s.notified = true
 		return s.notification(data[1:]), true
-	case exchange.IsPart:
+	case wire.KindPart:
 		whole, ok, err := l.e.reassembly.add(s, data[1:], l.e.cfg.NotifyMax)
 		if err != nil {
 			return l.connectionEnded(m.Conn, s, err)
@@ -75,7 +74,7 @@ func (l *lane) dispatch(m *driver.Message) (n Notification, forProgram bool) {
 			s.notified = true
 			return s.notification(whole), true
 		}
-	case exchange.IsWindowAsk, exchange.IsPut, exchange.IsGet, exchange.IsWithdrawn:
+	case wire.KindWindowAsk, wire.KindPut, wire.KindGet, wire.KindWithdrawn:
 		l.e.stager.request(s, data[0], data[1:])
 	}
 	return n, false
@@ -84,7 +83,7 @@ func (l *lane) dispatch(m *driver.Message) (n Notification, forProgram bool) {
 // addSender begins a sender by its hello.
 // Preconditions: l.receiveMu is held.
 func (l *lane) addSender(conn uint64, hello []byte) {
-	h, ok := exchange.ParseHello(hello)
+	h, ok := wire.ParseHello(hello)
 	if !ok {
 		return
 	}
@@ -206,21 +205,21 @@ func (s *sender) send(b []byte) error {
 		return err
 	}
 	head := answerHead(b)
-	if short := exchange.AppendOutcome(bytes.Clone(head), err); len(short) < len(b) {
+	if short := wire.AppendOutcome(bytes.Clone(head), err); len(short) < len(b) {
 		if err = s.lane.b.Answer(s.conn, short); !errors.Is(err, driver.ErrBounds) {
 			return err
 		}
 	}
-	return s.lane.b.Answer(s.conn, append(bytes.Clone(head), exchange.OutOfBounds))
+	return s.lane.b.Answer(s.conn, append(bytes.Clone(head), wire.OutOfBounds))
 }
 
 // answerHead is the part of an answer before its outcome.
 func answerHead(b []byte) []byte {
 	switch b[0] {
-	case exchange.IsHopEnd:
-		return b[:1+exchange.HopName]
+	case wire.KindHopEnd:
+		return b[:1+wire.HopName]
 	}
-	return []byte{exchange.IsWindow, 0, 0}
+	return []byte{wire.KindWindow, 0, 0}
 }
 
 // sendAnswers sends the waiting answers, as far as there is room. The progress goroutine calls it.
@@ -250,7 +249,7 @@ func (l *lane) sendAnswers() {
 // answered deals with an answer of the peer, by a connection of ours.
 func (c *conn) answered(data []byte) {
 	switch data[0] {
-	case exchange.IsWindow, exchange.IsHopEnd:
+	case wire.KindWindow, wire.KindHopEnd:
 		c.peer.chains().answered(c, data[0], data[1:])
 	}
 }

@@ -17,9 +17,9 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
-	"github.com/sluicehq/sluice/engine/internal/rendezvous"
+	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // serveUnix serves an engine at a socket and returns its path.
@@ -74,11 +74,11 @@ func TestNoMemberSpeaksAsAnother(t *testing.T) {
 	known := next(t, b)
 	require.NotNil(t, known.Peer)
 	own := b.issueTicket("host a") // given to the liar, who is a member, too
-	for name, show := range map[string]exchange.Secret{"none": {}, "guessed": {1},
+	for name, show := range map[string]wire.Secret{"none": {}, "guessed": {1},
 		"its own": own.secret} {
 		t.Run(name, func(t *testing.T) {
 			liar := dialRaw(t, b, a, show)
-			liar.say(t, append([]byte{exchange.IsNotification}, "lie"...))
+			liar.say(t, append([]byte{wire.KindNotification}, "lie"...))
 			n := next(t, b)
 			require.Equal(t, "lie", string(n.Data))
 			require.Nil(t, n.Peer)
@@ -127,11 +127,11 @@ func TestOwnDescriptionIsServedNoPeer(t *testing.T) {
 	for range 100 {
 		c, err := net.Dial("unix", path)
 		require.NoError(t, err)
-		require.NoError(t, rendezvous.WriteFrame(c, rendezvous.Description,
+		require.NoError(t, session.WriteFrame(c, session.DescriptionFrame,
 			append(bytes.Clone(ours), make([]byte, 16)...)))
-		_, err = rendezvous.ReadFrame(c, 1<<24)
+		_, err = session.ReadFrame(c, 1<<24)
 		require.NoError(t, err)
-		_, err = rendezvous.ReadFrame(c, 0)
+		_, err = session.ReadFrame(c, 0)
 		require.NoError(t, err)
 		require.NoError(t, c.Close())
 	}
@@ -243,7 +243,7 @@ func TestHostileMessages(t *testing.T) {
 			l.senders = map[uint64]*sender{1: {lane: l, conn: 1, gone: make(chan struct{})}}
 			_, forProgram := l.dispatch(&driver.Message{Conn: 1, Data: data})
 			l.receiveMu.Unlock()
-			require.Equal(t, kind == exchange.IsNotification, forProgram, "%x", data)
+			require.Equal(t, kind == wire.KindNotification, forProgram, "%x", data)
 		}
 	}
 }

@@ -15,8 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sluicehq/sluice/engine/internal/exchange"
-	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/internal/clock"
 	"github.com/sluicehq/sluice/internal/session"
 	"github.com/sluicehq/sluice/internal/wire"
@@ -108,17 +106,17 @@ func (e *Engine) handshake(ctx context.Context, conn net.Conn, v *session.Visit)
 	case err != nil:
 	case theirs.Engine == e.id: // its own program has dialled, or its description came back
 		e.revokeTicket(t)
-		err = rendezvous.WriteFrame(secure, rendezvous.Description, nil)
+		err = session.WriteFrame(secure, session.DescriptionFrame, nil)
 	default:
 		g.dialled = true
 		if p, err = e.connectTo(within, theirs, t); err != nil {
 			break
 		}
 		p.mu.Lock()
-		p.origin = rendezvous.From(secure)
+		p.origin = session.StreamFrom(secure)
 		p.mu.Unlock()
 		p.served.Store(true)
-		if err = rendezvous.WriteFrame(secure, rendezvous.Description, nil); err != nil {
+		if err = session.WriteFrame(secure, session.DescriptionFrame, nil); err != nil {
 			err = errors.Join(err, p.Close())
 		}
 	}
@@ -149,7 +147,7 @@ func (e *Engine) handshake(ctx context.Context, conn net.Conn, v *session.Visit)
 		<-within.Done()
 	}
 	_ = conn.SetDeadline(time.Now().Add(refusalTime))
-	_ = rendezvous.WriteFrame(secure, rendezvous.Refusal, []byte(why))
+	_ = session.WriteFrame(secure, session.RefusalFrame, []byte(why))
 }
 
 // strangerRefusal is all that a dialer in plain text is told.
@@ -163,7 +161,7 @@ var errHungUp = errors.New("too many silent connections")
 // Listen is net.Listen for Serve. The socket file that a killed program has left does not stop it:
 // a file at which the kernel refuses connections is replaced.
 func Listen(network, address string) (net.Listener, error) {
-	return rendezvous.Listen(network, address)
+	return session.Listen(network, address)
 }
 
 // Origin returns the address that dialled this engine through Serve, and the name and serial number
@@ -177,7 +175,7 @@ func (p *Peer) Origin() string {
 // introduction is the description of one side of an exchange.
 type introduction struct {
 	*wire.Directory
-	show exchange.Secret // for the hellos of our connections: see ticket
+	show wire.Secret // for the hellos of our connections: see ticket
 }
 
 // introduceItself sends this engine's description, and a ticket that the other side's
@@ -187,9 +185,9 @@ func (e *Engine) introduceItself(conn net.Conn, g *guest) (*ticket, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := e.issueTicket(rendezvous.Origin(conn))
+	t := e.issueTicket(session.StreamOrigin(conn))
 	t.guest = g
-	err = rendezvous.WriteFrame(conn, rendezvous.Description, append(ours, t.secret[:]...))
+	err = session.WriteFrame(conn, session.DescriptionFrame, append(ours, t.secret[:]...))
 	if err != nil {
 		e.revokeTicket(t)
 		return nil, err
@@ -199,7 +197,7 @@ func (e *Engine) introduceItself(conn net.Conn, g *guest) (*ticket, error) {
 
 // readIntroduction refuses nonsense before anything is given in return.
 func (e *Engine) readIntroduction(conn io.Reader) (*introduction, error) {
-	b, err := rendezvous.ReadFrame(conn, e.cfg.DescriptionMax+len(exchange.Secret{}))
+	b, err := session.ReadFrame(conn, e.cfg.DescriptionMax+len(wire.Secret{}))
 	if err != nil {
 		return nil, err
 	}
@@ -357,7 +355,7 @@ func (e *Engine) dial(ctx context.Context, conn net.Conn, host string) (p *Peer,
 		p, err = e.connectTo(ctx, theirs, t)
 	}
 	if err == nil {
-		if _, err = rendezvous.ReadFrame(secure, 0); err != nil {
+		if _, err = session.ReadFrame(secure, 0); err != nil {
 			err = fmt.Errorf("peer %s did not connect back: %w", p.name, err)
 			if !p.isSelf() { // which others have, too
 				err = errors.Join(err, p.Close())
@@ -445,7 +443,7 @@ func (g *guest) end() {
 // exchanged (Serve, Dial): that engine alone has been given the secret, and shows it in the
 // hello of each of its connections.
 type ticket struct {
-	secret  exchange.Secret
+	secret  wire.Secret
 	private bool                 // for a Peer that the program never has
 	origin  string               // the other end of its exchange; "": this engine
 	guest   *guest               // nil: of an exchange that this engine began
@@ -475,7 +473,7 @@ func (e *Engine) revokeTicket(t *ticket) {
 }
 
 // hello is the first message of each connection.
-func (e *Engine) hello(show exchange.Secret) []byte {
-	h := exchange.Hello{ID: e.id, Show: show, Name: e.cfg.Name}
+func (e *Engine) hello(show wire.Secret) []byte {
+	h := wire.Hello{ID: e.id, Show: show, Name: e.cfg.Name}
 	return h.Append(nil)
 }

@@ -24,7 +24,6 @@ import (
 
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/rendezvous"
 	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/session"
@@ -177,11 +176,11 @@ func TestStrangersAreBounded(t *testing.T) {
 	})
 	l := listen(t, "tcp", "127.0.0.1:0")
 	serve(t, e, l)
-	oversize := binary.LittleEndian.AppendUint32([]byte{rendezvous.Description}, 1<<31)
+	oversize := binary.LittleEndian.AppendUint32([]byte{session.DescriptionFrame}, 1<<31)
 	for name, bytes := range map[string][]byte{
 		"garbage": []byte("GET / HTTP/1.1\r\n\r\n"), "nothing": nil, "oversize": oversize,
-		"half a frame":    {rendezvous.Description, 200, 0, 0, 0, 1, 2},
-		"bad description": {rendezvous.Description, 4, 0, 0, 0, 'S', 'L', 'U', 'C'},
+		"half a frame":    {session.DescriptionFrame, 200, 0, 0, 0, 1, 2},
+		"bad description": {session.DescriptionFrame, 4, 0, 0, 0, 'S', 'L', 'U', 'C'},
 	} {
 		conn, err := net.Dial("tcp", l.Addr().String())
 		check(t, err)
@@ -192,7 +191,7 @@ func TestStrangersAreBounded(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), "reset") {
 			t.Errorf("%s: the server did not hang up: %v", name, err)
 		}
-		if len(answer) > 0 && answer[0] != rendezvous.Refusal {
+		if len(answer) > 0 && answer[0] != session.RefusalFrame {
 			t.Errorf("%s: the stranger was given %q", name, answer)
 		}
 		_ = conn.Close()
@@ -275,7 +274,7 @@ func introduces(t *testing.T, conn net.Conn, d *wire.Description) {
 	t.Helper()
 	b, err := wire.Encode(nil, d)
 	require.NoError(t, err)
-	require.NoError(t, rendezvous.WriteFrame(conn, rendezvous.Description,
+	require.NoError(t, session.WriteFrame(conn, session.DescriptionFrame,
 		append(b, make([]byte, 16)...)))
 }
 

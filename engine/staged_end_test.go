@@ -14,9 +14,9 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // TestStagedRefusals are what the peer does not allow, or has no memory for.
@@ -192,7 +192,7 @@ func stagedWithdrawnWhileClosing(t *testing.T) {
 	from := &sender{lane: &lane{e: s.e, b: ears}, gone: make(chan struct{})}
 	w := &window{s: s, from: from, by: from.lane, loop: newLoop(), hops: make([]hop, 1), busy: 1}
 	h := &w.hops[0]
-	*h = hop{w: w, req: exchange.Hop{Number: 7}, memory: &stagedMemory{active: 1}}
+	*h = hop{w: w, req: wire.Hop{Number: 7}, memory: &stagedMemory{active: 1}}
 	from.window = w
 	ended := make(chan struct{})
 	go func() {
@@ -206,7 +206,7 @@ func stagedWithdrawnWhileClosing(t *testing.T) {
 			over = <-asked
 		}
 	})
-	s.request(from, exchange.IsWithdrawn, h.req.AppendName(nil))
+	s.request(from, wire.KindWithdrawn, h.req.AppendName(nil))
 	done := make(chan struct{})
 	w.loop.push(func() { close(done) })
 	<-done

@@ -10,9 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // TestStagedForgeries sends the peer's engine requests that it must not obey: nothing of its
@@ -36,11 +36,11 @@ func stagedForgeries(t *testing.T) {
 	before := bytes.Clone(b.mem)
 
 	token := m.tokens[liar.e.stager.lane.index]
-	honestHop := exchange.Hop{Slot: 1, Number: 1 << 20, Token: token, Count: 1}
-	lie := func(change func(h *exchange.Hop)) []byte {
+	honestHop := wire.Hop{Slot: 1, Number: 1 << 20, Token: token, Count: 1}
+	lie := func(change func(h *wire.Hop)) []byte {
 		h := honestHop
 		change(&h)
-		return h.Append([]byte{exchange.IsPut})
+		return h.Append([]byte{wire.KindPut})
 	}
 	changed := func(b []byte, at int, to byte) []byte {
 		b = bytes.Clone(b)
@@ -50,31 +50,31 @@ func stagedForgeries(t *testing.T) {
 	secret := changed(token, 0, token[0]+1)
 	key := changed(token, 16, token[16]+1)
 	for name, msg := range map[string][]byte{
-		"a slot too many": lie(func(h *exchange.Hop) { h.Slot = slotsMax }),
-		"another secret":  lie(func(h *exchange.Hop) { h.Token = secret }),
-		"another key":     lie(func(h *exchange.Hop) { h.Token = key }),
-		"too long a list": lie(func(h *exchange.Hop) { h.Count = exchange.DescsMax + 1 }),
-		"no list":         lie(func(h *exchange.Hop) { h.Count = 0 }),
-		"too many entries": lie(func(h *exchange.Hop) {
+		"a slot too many": lie(func(h *wire.Hop) { h.Slot = slotsMax }),
+		"another secret":  lie(func(h *wire.Hop) { h.Token = secret }),
+		"another key":     lie(func(h *wire.Hop) { h.Token = key }),
+		"too long a list": lie(func(h *wire.Hop) { h.Count = wire.DescsMax + 1 }),
+		"no list":         lie(func(h *wire.Hop) { h.Count = 0 }),
+		"too many entries": lie(func(h *wire.Hop) {
 			h.Paged, h.Count, h.EntryLen = true, 2, pieceBytes
 		}),
-		"empty entries": lie(func(h *exchange.Hop) { h.Paged, h.Count = true, 2 }),
-		"past the end": lie(func(h *exchange.Hop) {
+		"empty entries": lie(func(h *wire.Hop) { h.Paged, h.Count = true, 2 }),
+		"past the end": lie(func(h *wire.Hop) {
 			h.Paged, h.EntryLen, h.Base = true, 8, 1<<60
 		}),
-		"strides that lap": lie(func(h *exchange.Hop) {
+		"strides that lap": lie(func(h *wire.Hop) {
 			h.Paged, h.Count, h.EntryLen, h.Stride = true, 9, 8, 1<<62
 		}),
-		"flags of no-one": changed(lie(func(*exchange.Hop) {}),
-			1+exchange.HopName+exchange.HopToken, 0xff),
-		"cut":                lie(func(*exchange.Hop) {})[:1+20],
-		"nothing":            {exchange.IsPut},
+		"flags of no-one": changed(lie(func(*wire.Hop) {}),
+			1+wire.HopName+wire.HopToken, 0xff),
+		"cut":                lie(func(*wire.Hop) {})[:1+20],
+		"nothing":            {wire.KindPut},
 		"an unknown kind":    {200},
-		"a window from afar": {exchange.IsWindow},
-		"a second hello":     append([]byte{exchange.IsHello}, make([]byte, 200)...),
-		"a short withdrawal": {exchange.IsWithdrawn, 1},
-		"an answer to none":  append([]byte{exchange.IsHopEnd}, make([]byte, 30)...),
-		"the end of a part":  {exchange.IsPart, exchange.LastPart, 1, 2, 3},
+		"a window from afar": {wire.KindWindow},
+		"a second hello":     append([]byte{wire.KindHello}, make([]byte, 200)...),
+		"a short withdrawal": {wire.KindWithdrawn, 1},
+		"an answer to none":  append([]byte{wire.KindHopEnd}, make([]byte, 30)...),
+		"the end of a part":  {wire.KindPart, wire.LastPart, 1, 2, 3},
 	} {
 		require.NoError(t, q.sendOne(within(t), q.conns[0].lane, msg), "%s", name)
 	}

@@ -10,9 +10,9 @@ import (
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/engine/internal/exchange"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
+	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // rawConn is a connection to an engine by a program that has no engine of its own.
@@ -23,7 +23,7 @@ type rawConn struct {
 }
 
 // dialRaw connects and says a hello in the name of an engine.
-func dialRaw(t testing.TB, to, as *Engine, show exchange.Secret) *rawConn {
+func dialRaw(t testing.TB, to, as *Engine, show wire.Secret) *rawConn {
 	t.Helper()
 	b, err := mem.New(mem.Config{})
 	require.NoError(t, err)
@@ -44,18 +44,18 @@ func (c *rawConn) say(t testing.TB, msg []byte) {
 // askWindow asks for staging memory and returns how the owner answers.
 func (c *rawConn) askWindow(t testing.TB) error {
 	t.Helper()
-	c.say(t, []byte{exchange.IsWindowAsk})
+	c.say(t, []byte{wire.KindWindowAsk})
 	var msgs [1]driver.Message
 	until(t, "the owner answers", func() bool {
 		n, _ := c.b.Receive(msgs[:])
 		return n > 0
 	})
 	answer := msgs[0].Data
-	require.EqualValues(t, exchange.IsWindow, answer[0])
+	require.EqualValues(t, wire.KindWindow, answer[0])
 	if answer[1] > 0 {
 		return nil
 	}
-	return exchange.ParseOutcome(answer[3:])
+	return wire.ParseOutcome(answer[3:])
 }
 
 // TestWindowsOfAnotherName has connections claim to be an engine and take windows: that engine
@@ -64,7 +64,7 @@ func TestWindowsOfAnotherName(t *testing.T) {
 	testkit.CheckLeaks(t, hostmem.InUse)
 	a, b := newHost(t, "a"), newHost(t, "b")
 	for range windowsMin + 1 {
-		require.NoError(t, dialRaw(t, b.e, a.e, exchange.Secret{}).askWindow(t))
+		require.NoError(t, dialRaw(t, b.e, a.e, wire.Secret{}).askWindow(t))
 	}
 	p := connect(t, a.e, b.e)
 	tr := transfer(t, p, Write)
@@ -77,12 +77,12 @@ func TestWindowsOfAnotherName(t *testing.T) {
 // have theirs.
 func TestWindowsAreBounded(t *testing.T) {
 	const most = windowsMin + 1
-	for want, show := range map[string]func(*Engine) exchange.Secret{
+	for want, show := range map[string]func(*Engine) wire.Secret{
 		"host a has 5 windows already, half of Config.StagingBytes": func(
-			b *Engine) exchange.Secret {
+			b *Engine) wire.Secret {
 			return b.issueTicket("host a").secret
 		},
-		"what shows no ticket has 5 windows already": func(*Engine) (none exchange.Secret) {
+		"what shows no ticket has 5 windows already": func(*Engine) (none wire.Secret) {
 			return none
 		},
 	} {
@@ -113,7 +113,7 @@ func TestWindowsAreBounded(t *testing.T) {
 // TestAnswersTooLong has a peer that takes only short answers: it is told so, and does not wait
 // for what never comes.
 func TestAnswersTooLong(t *testing.T) {
-	for _, most := range []int{64, 1 + exchange.HopName + 1} {
+	for _, most := range []int{64, 1 + wire.HopName + 1} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			a, b := newHost(t, "a"), newHostOver(t, rigged(t, mem.Config{}, rig{
 				onAnswer: func(b []byte) error {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package session has what backends share that keep connections to peers.
+// Package session has what backends share that keep connections to peers, and how two engines meet
+// over a stream.
 //
 //   - admission.go. Lobby admits strangers: connections that have been accepted and whose handshake
 //     has not completed. A listener that refuses new connections while too many are silent can be
@@ -23,6 +24,9 @@
 //     The kernel of a live host acknowledges also what its process does not read because it is
 //     stopped or kept off its processors; a host that acknowledges nothing for a while is down, or
 //     out of reach.
+//   - stream.go, listen.go. StreamPolicy checks who is at the other end of a stream, before two
+//     engines exchange descriptions over it, in frames; Listen replaces the socket that a killed
+//     program has left.
 //   - gate.go. Gate keeps what is about to be closed until no call uses it any more, and Tasks
 //     waits for goroutines; SetDefault and CheckWithin fill in and check what a Config bounds.
 package session

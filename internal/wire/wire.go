@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire is the versioned encoding of what engines tell each other about
-// themselves: a Description with regions and tokens, framed by a magic number, a
-// version and a CRC-32C. Integers are unsigned varints in their one shortest
-// form, so that a value has exactly one encoding, but for ranges. Everything read is bounded
-// before it is believed, and a decoder never panics.
+// Package wire encodes what engines tell each other: a Description, by which they meet, and the
+// messages between engines that are connected (message.go). A peer may have made up what a decoder
+// reads, so the decoder bounds it and never panics; the engine decides whether it does what a
+// message asks for.
+//
+// A Description has a magic number, a version and a CRC-32C. Its integers are unsigned varints in
+// their one shortest form, so that a value has exactly one encoding, except for ranges.
 package wire
 
 import (

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package exchange
+package wire
 
 import (
 	"errors"
@@ -10,25 +10,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/wire"
 )
 
 // TestHello comes back, and nothing that is too short, too long or of another kind does.
 func TestHello(t *testing.T) {
-	h := Hello{ID: wire.ID{1, 2}, Show: Secret{3}, Name: "decode-0"}
+	h := Hello{ID: ID{1, 2}, Show: Secret{3}, Name: "decode-0"}
 	b := h.Append(nil)
 	got, ok := ParseHello(b)
 	require.True(t, ok)
 	require.Equal(t, h, got)
-	h.Name = strings.Repeat("n", wire.NameMax+1)
-	for _, bad := range [][]byte{nil, b[:helloBytes-1], append([]byte{IsPart}, b[1:]...),
-		append([]byte{IsHello, helloVersion + 1}, b[2:]...), h.Append(nil)} {
+	h.Name = strings.Repeat("n", NameMax+1)
+	for _, bad := range [][]byte{nil, b[:helloBytes-1], append([]byte{KindPart}, b[1:]...),
+		append([]byte{KindHello, helloVersion + 1}, b[2:]...), h.Append(nil)} {
 		_, ok = ParseHello(bad)
 		require.False(t, ok, "%x", bad)
 	}
 }
 
-// TestOutcomes brings errors over the wire.
+// TestOutcomes brings errors over the
 func TestOutcomes(t *testing.T) {
 	for _, want := range outcomes {
 		got := ParseOutcome(AppendOutcome(nil, want))

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package exchange has the messages between engines. It reads bytes that a peer may have made up,
-// and bounds them; the engine decides whether it does what a message asks for.
-//
-// Every message begins with one byte, its kind. Requests go as notifications of a
-// backend, answers come back by the connection of the request (driver.Backend.Answer). Integers are
-// little-endian.
-package exchange
+package wire
 
 import (
 	"encoding/binary"
@@ -14,21 +8,22 @@ import (
 	"fmt"
 
 	"github.com/sluicehq/sluice/driver"
-	"github.com/sluicehq/sluice/internal/wire"
 )
 
-// The kinds of messages.
+// The kinds of the messages between connected engines. A message is one byte, its kind, and then
+// what stands behind the kind here; integers are little-endian. Requests go as notifications of a
+// backend, and answers come back over the connection of the request (driver.Backend.Answer).
 const (
-	IsNotification = 0 // bytes for the program
-	IsPart         = 1 // flags; a part of a notification that is too long for one message
-	IsHello        = 2 // a Hello: the first message of a connection
+	KindNotification = 0 // bytes for the program
+	KindPart         = 1 // flags; a part of a notification that is too long for one message
+	KindHello        = 2 // a Hello: the first message of a connection
 
-	IsWindowAsk = 16 // give me staging memory
-	IsWindow    = 17 // the answer: slots, and a description of its region, or why not
-	IsPut       = 18 // a Hop: place what lies in the slot
-	IsGet       = 19 // a Hop: fetch into the slot
-	IsWithdrawn = 20 // slot, number: do not make that hop, or end it
-	IsHopEnd    = 21 // the answer to each of these: slot, number, outcome
+	KindWindowAsk = 16 // nothing: the sender asks for staging memory
+	KindWindow    = 17 // the answer: slots, and a description of its region, or why not
+	KindPut       = 18 // a Hop: copy the bytes in the slot to the memory that the Hop names
+	KindGet       = 19 // a Hop: copy from that memory into the slot
+	KindWithdrawn = 20 // slot, number: do not begin that hop, or end it
+	KindHopEnd    = 21 // the answer to each of these three: slot, number, outcome
 )
 
 // The flags of a part.
@@ -43,35 +38,35 @@ type Secret [16]byte
 
 // Hello begins a connection.
 type Hello struct {
-	ID   wire.ID
-	Show Secret // of the ticket that the sender was given; zero: of none
+	ID   ID
+	Show Secret // of the ticket that the receiver gave the sender; zero: it gave none
 	Name string // of the engine, by its own account
 }
 
 // helloBytes is a hello without its name: kind, version, engine, secret.
 const (
 	helloVersion = 2
-	helloBytes   = 1 + 1 + len(wire.ID{}) + len(Secret{})
+	helloBytes   = 1 + 1 + len(ID{}) + len(Secret{})
 )
 
 // Append appends the message.
 func (h *Hello) Append(b []byte) []byte {
-	b = append(b, IsHello, helloVersion)
+	b = append(b, KindHello, helloVersion)
 	b = append(b, h.ID[:]...)
 	b = append(b, h.Show[:]...)
 	return append(b, h.Name...)
 }
 
-// ParseHello reads a message; ok: it is a hello.
+// ParseHello decodes a message. It reports whether that is a hello.
 func ParseHello(b []byte) (h Hello, ok bool) {
-	if len(b) < helloBytes || len(b) > helloBytes+wire.NameMax || b[0] != IsHello ||
+	if len(b) < helloBytes || len(b) > helloBytes+NameMax || b[0] != KindHello ||
 		b[1] != helloVersion {
 		return h, false
 	}
 	copy(h.ID[:], b[2:])
 	copy(h.Show[:], b[2+len(h.ID):])
 	h.Name = string(b[helloBytes:])
-	return h, wire.CheckName(h.Name) == nil
+	return h, CheckName(h.Name) == nil
 }
 
 // The shape of staging memory: slots of one piece and its list.
@@ -84,9 +79,9 @@ const (
 	descBytes  = 16
 )
 
-// Hop asks the peer for a hop between a slot of its window and memory that it described: of Count
-// descriptors in the slot's list, or of Count entries of one length, which lie at Base +
-// index*Stride.
+// Hop asks the peer to copy between a slot of its window and memory that it described. Where the
+// bytes lie in that memory, Count descriptors in the slot's list say or, with Paged, the entries
+// themselves: Count of one length, each at Base + index*Stride.
 type Hop struct {
 	Slot   uint16
 	Number uint32 // of the piece in the slot
@@ -94,8 +89,8 @@ type Hop struct {
 
 	Durable bool // of a put: the answer comes once the bytes would survive a loss of power
 	Count   int
-	Paged   bool // entries
-	Listed  bool // whose indices lie in the slot's list; otherwise they count up
+	Paged   bool // entries instead of descriptors
+	Listed  bool // the slot's list has the indices of the entries; otherwise they count up from 0
 
 	EntryLen, Base, Stride uint64 // bytes
 }
@@ -148,7 +143,8 @@ func (h *Hop) ParseName(b []byte) (rest []byte, ok bool) {
 	return b[HopName:], true
 }
 
-// Parse reads a hop and bounds it by the size of a slot. The memory's bounds are for later.
+// Parse decodes a hop and bounds it by the size of a slot. The engine checks the bounds of the
+// memory later.
 func (h *Hop) Parse(b []byte) error {
 	rest, ok := h.ParseName(b)
 	if !ok || len(b) != hopBytes {
@@ -176,8 +172,8 @@ func (h *Hop) Parse(b []byte) error {
 	return nil
 }
 
-// ListDescs makes the hop one of the far ends of descriptors, which it writes into the slot's list.
-// It returns how many bytes of the list they take.
+// ListDescs writes the remote ranges of descriptors into the slot's list, and makes the hop one of
+// these ranges. It returns how many bytes of the list they take.
 func (h *Hop) ListDescs(list []byte, descs []driver.Desc) (n uint64) {
 	for i := range descs {
 		binary.LittleEndian.PutUint64(list[descBytes*i:], descs[i].Remote)
@@ -187,7 +183,7 @@ func (h *Hop) ListDescs(list []byte, descs []driver.Desc) (n uint64) {
 	return uint64(descBytes * len(descs))
 }
 
-// ListEntries is ListDescs for the far ends of a pattern's entries.
+// ListEntries is ListDescs for the remote entries of a pattern.
 func (h *Hop) ListEntries(list []byte, p *driver.Pattern) (n uint64) {
 	for i, index := range p.Remote.List {
 		binary.LittleEndian.PutUint32(list[4*i:], index)
@@ -197,8 +193,8 @@ func (h *Hop) ListEntries(list []byte, p *driver.Pattern) (n uint64) {
 	return uint64(4 * len(p.Remote.List))
 }
 
-// ReadList reads the slot's list once: the peer can change it at any time. Local offsets count from
-// the beginning of the slot.
+// ReadList reads the slot's list once, because the peer can change it at any time. The Local
+// offsets of the descriptors count from the beginning of the slot.
 func (h *Hop) ReadList(list []byte, descs []driver.Desc, indices []uint32) ([]driver.Desc,
 	[]uint32, error) {
 	if h.Paged {
@@ -222,7 +218,7 @@ func (h *Hop) ReadList(list []byte, descs []driver.Desc, indices []uint32) ([]dr
 	return descs, indices, nil
 }
 
-// The outcomes as they go over the wire, by index: 0 is success, the last everything else.
+// The outcomes by their code: 0 is success, and the last stands for all other errors.
 var outcomes = []error{nil, driver.ErrAborted, driver.ErrRevoked, driver.ErrBounds,
 	driver.ErrReadOnly, driver.ErrBadToken, driver.ErrClosed, driver.ErrFull,
 	driver.ErrNotSupported, driver.ErrTimeout, driver.ErrNoRoute, driver.ErrCorrupt,

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rendezvous lets two engines exchange descriptions over a stream. It has the listener, the
-// check of the other side's identity, and the frames.
-package rendezvous
+package session
 
 import (
 	"context"
@@ -19,12 +17,11 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/identity"
-	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Policy says which peers may be at the other end. A Unix socket needs no identity: the kernel says
-// which user runs the other process.
-type Policy struct {
+// StreamPolicy says which peers may be at the other end of a stream. A Unix socket needs no
+// identity: the kernel says which user runs the other process.
+type StreamPolicy struct {
 	Identity  *identity.Identity // nil: none
 	Plaintext bool               // streams over a network need no encryption
 }
@@ -32,7 +29,7 @@ type Policy struct {
 // Answer authenticates the dialer of an accepted stream and returns the stream to use from then on.
 // proven reports that the dialer's user or certificate was checked. secure is nil if the TLS
 // handshake failed.
-func (p *Policy) Answer(ctx context.Context, conn net.Conn) (secure net.Conn, proven bool,
+func (p *StreamPolicy) Answer(ctx context.Context, conn net.Conn) (secure net.Conn, proven bool,
 	err error) {
 	switch c := conn.(type) {
 	case *net.UnixConn:
@@ -48,7 +45,7 @@ func (p *Policy) Answer(ctx context.Context, conn net.Conn) (secure net.Conn, pr
 }
 
 // Call is the counterpart of Answer for the dialer; host is the name that it dialled.
-func (p *Policy) Call(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
+func (p *StreamPolicy) Call(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
 	switch c := conn.(type) {
 	case *net.UnixConn:
 		return conn, checkUser(c)
@@ -61,9 +58,9 @@ func (p *Policy) Call(ctx context.Context, conn net.Conn, host string) (net.Conn
 	return p.Identity.Call(ctx, conn, host)
 }
 
-// From describes the other end of a stream, for messages: its address, and the name and serial
-// number of its certificate if it has shown one.
-func From(conn net.Conn) string {
+// StreamFrom describes the other end of a stream, for messages: its address, and the name and
+// serial number of its certificate if it has shown one.
+func StreamFrom(conn net.Conn) string {
 	text := conn.RemoteAddr().String()
 	if c, ok := conn.(*tls.Conn); ok {
 		if all := c.ConnectionState().PeerCertificates; len(all) > 0 {
@@ -76,7 +73,7 @@ func From(conn net.Conn) string {
 }
 
 // CheckPlain returns an error unless the policy allows unencrypted streams.
-func (p *Policy) CheckPlain() error {
+func (p *StreamPolicy) CheckPlain() error {
 	if p.Plaintext {
 		return nil
 	}
@@ -102,7 +99,7 @@ func checkTLS(ctx context.Context, c *tls.Conn, called bool) error {
 }
 
 // Explain adds to the error of an exchange the reason that TLS knows for the end of the connection.
-func (p *Policy) Explain(err error, conn net.Conn) error {
+func (p *StreamPolicy) Explain(err error, conn net.Conn) error {
 	if _, plain := conn.(*net.TCPConn); plain && (errors.Is(err, io.EOF) ||
 		errors.Is(err, syscall.ECONNRESET)) {
 		return fmt.Errorf("the other side hung up on plain text (%w): it may ask for TLS, set "+
@@ -149,31 +146,31 @@ func credentials(u *net.UnixConn) (cred *unix.Ucred, err error) {
 	return cred, err
 }
 
-// Origin names the process at the other end of a Unix socket, or the host at the end of any other
-// stream.
-func Origin(conn net.Conn) string {
+// StreamOrigin names the process at the other end of a Unix socket, or the host at the end of any
+// other stream.
+func StreamOrigin(conn net.Conn) string {
 	if u, ok := conn.(*net.UnixConn); ok {
 		if cred, err := credentials(u); err == nil {
 			return fmt.Sprintf("process %d", cred.Pid)
 		}
 	}
-	return "host " + session.HostOf(conn).String()
+	return "host " + HostOf(conn).String()
 }
 
 // The exchange over a stream: the dialer sends its description and the server answers with its own.
 // Then both connect their backends, and the server reports with an empty frame that it has done so.
-// A frame is a mark, a length of 4 bytes, little endian, and the bytes. The other mark stands for
-// an error text, which ends the exchange.
+// A frame is a mark, a length of 4 bytes, little endian, and the bytes: a description or, to end
+// the exchange, the text of an error.
 const (
-	Description = 'D'
-	Refusal     = 'E'
-	headBytes   = 5
-	refusalMax  = 1 << 10
+	DescriptionFrame = 'D'
+	RefusalFrame     = 'E'
+	frameHeadBytes   = 5
+	refusalMax       = 1 << 10
 )
 
 // WriteFrame sends a frame with this mark.
 func WriteFrame(w io.Writer, mark byte, b []byte) error {
-	if mark == Refusal {
+	if mark == RefusalFrame {
 		b = b[:min(len(b), refusalMax)]
 	}
 	frame := binary.LittleEndian.AppendUint32([]byte{mark}, uint32(len(b)))
@@ -184,19 +181,19 @@ func WriteFrame(w io.Writer, mark byte, b []byte) error {
 // ReadFrame reads a description of at most limit bytes. If the other side has refused, the error is
 // ErrNoRoute.
 func ReadFrame(r io.Reader, limit int) ([]byte, error) {
-	var head [headBytes]byte
+	var head [frameHeadBytes]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, fmt.Errorf("read description: %w", err)
 	}
 	n := int64(binary.LittleEndian.Uint32(head[1:]))
 	switch {
-	case head[0] == Refusal && n <= refusalMax:
+	case head[0] == RefusalFrame && n <= refusalMax:
 		text := make([]byte, n)
 		if _, err := io.ReadFull(r, text); err != nil {
 			return nil, fmt.Errorf("read refusal: %w", err)
 		}
 		return nil, fmt.Errorf("refused by the other side: %q: %w", text, driver.ErrNoRoute)
-	case head[0] != Description:
+	case head[0] != DescriptionFrame:
 		return nil, fmt.Errorf("the other side does not speak this protocol (first byte %#x): %w",
 			head[0], driver.ErrCorrupt)
 	case n > int64(limit):
