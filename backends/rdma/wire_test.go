@@ -4,7 +4,6 @@ package rdma
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -17,6 +16,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func someAddress() address {
@@ -32,26 +32,7 @@ func TestAddress(t *testing.T) {
 	a := someAddress()
 	b, err := a.encode()
 	require.NoError(t, err)
-	got, err := decodeAddress(b)
-	if err != nil || !reflect.DeepEqual(got, a) {
-		t.Fatalf("%+v, %v, want %+v", got, err, a)
-	}
-	for n := range b {
-		if _, err := decodeAddress(b[:n:n]); err == nil {
-			t.Errorf("cut to %d bytes: no error", n)
-		}
-	}
-	for i := range 8 * len(b) {
-		damaged := slices.Clone(b)
-		damaged[i/8] ^= 1 << (i % 8)
-		if _, err := decodeAddress(damaged); err == nil {
-			t.Errorf("bit %d turned over: no error", i)
-		}
-	}
-	if _, err := decodeAddress(append([]byte("rdma9"), b[5:]...)); !errors.Is(err,
-		driver.ErrVersion) {
-		t.Errorf("another version: %v", err)
-	}
+	testkit.CheckAddress(t, a, b, addressMark, decodeAddress)
 }
 
 // TestLargestAddress has as many rails and addresses as there can be.
@@ -68,19 +49,13 @@ func TestLargestAddress(t *testing.T) {
 	}
 }
 
-// sealed closes what is to pass for an address with its digest.
-func sealed(body []byte) []byte {
-	sum := sha256.Sum256(body)
-	return append(slices.Clone(body), sum[:8]...)
-}
-
-// FuzzDecodeAddress takes the digest away as an obstacle.
+// FuzzDecodeAddress adds the digest itself, which would refuse nearly all bytes.
 func FuzzDecodeAddress(f *testing.F) {
 	a := someAddress()
 	b, _ := a.encode()
 	f.Add(b[:len(b)-8])
 	f.Fuzz(func(t *testing.T, body []byte) {
-		a, err := decodeAddress(sealed(body))
+		a, err := decodeAddress(testkit.SealAddress(body))
 		if err != nil {
 			return
 		}
@@ -123,29 +98,7 @@ func someControl() []session.Message {
 
 func TestControl(t *testing.T) {
 	for _, want := range someControl() {
-		b := encoded(want)
-		got, err := decodeControl(b)
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%T is read as %+v, %v, want %+v", want, got, err, want)
-		}
-		if len(b) > controlMax {
-			t.Errorf("%T of %d bytes", want, len(b))
-		}
-		for n := range b {
-			if _, err := decodeControl(b[:n:n]); !errors.Is(err, driver.ErrCorrupt) {
-				t.Errorf("%T cut to %d of %d bytes: %v", want, n, len(b), err)
-			}
-		}
-		if _, err := decodeControl(append(b, 0)); !errors.Is(err, driver.ErrCorrupt) {
-			t.Errorf("%T and a byte: %v", want, err)
-		}
-	}
-	if _, err := decodeControl([]byte{controlVersion + 1, kindQuit}); !errors.Is(err,
-		driver.ErrVersion) {
-		t.Errorf("another version: %v", err)
-	}
-	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, driver.ErrCorrupt) {
-		t.Errorf("another kind: %v", err)
+		testkit.CheckMessage(t, want, encoded(want), controlMax, false, decodeControl)
 	}
 }
 

@@ -4,10 +4,8 @@ package ucx
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"net/netip"
-	"reflect"
 	"slices"
 	"testing"
 
@@ -16,6 +14,7 @@ import (
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/session"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
 func someAddress() address {
@@ -30,26 +29,7 @@ func TestAddress(t *testing.T) {
 	a := someAddress()
 	b, err := a.encode()
 	require.NoError(t, err)
-	got, err := decodeAddress(b)
-	if err != nil || !reflect.DeepEqual(got, a) {
-		t.Fatalf("%+v, %v, want %+v", got, err, a)
-	}
-	for n := range b {
-		if _, err := decodeAddress(b[:n:n]); err == nil {
-			t.Errorf("cut to %d bytes: no error", n)
-		}
-	}
-	for i := range 8 * len(b) {
-		damaged := slices.Clone(b)
-		damaged[i/8] ^= 1 << (i % 8)
-		if _, err := decodeAddress(damaged); err == nil {
-			t.Errorf("bit %d turned over: no error", i)
-		}
-	}
-	if _, err := decodeAddress(append([]byte("ucx9"), b[4:]...)); !errors.Is(err,
-		driver.ErrVersion) {
-		t.Errorf("another version: %v", err)
-	}
+	testkit.CheckAddress(t, a, b, addressMark, decodeAddress)
 }
 
 func TestAddressTooLong(t *testing.T) {
@@ -60,27 +40,21 @@ func TestAddressTooLong(t *testing.T) {
 	}
 }
 
-// FuzzDecodeAddress takes the digest away as an obstacle.
+// FuzzDecodeAddress adds the digest itself, which would refuse nearly all bytes.
 func FuzzDecodeAddress(f *testing.F) {
 	a := someAddress()
 	b, _ := a.encode()
 	f.Add(b[:len(b)-8])
 	f.Fuzz(func(t *testing.T, body []byte) {
-		a, err := decodeAddress(sealed(body))
+		a, err := decodeAddress(testkit.SealAddress(body))
 		if err != nil {
 			return
 		}
 		again, err := a.encode()
-		if err != nil || !bytes.Equal(again, sealed(body)) {
+		if err != nil || !bytes.Equal(again, testkit.SealAddress(body)) {
 			t.Errorf("%x is read as %+v, which is written %x (%v)", body, a, again, err)
 		}
 	})
-}
-
-// sealed closes what is to pass for an address with its digest.
-func sealed(body []byte) []byte {
-	sum := sha256.Sum256(body)
-	return append(slices.Clone(body), sum[:8]...)
 }
 
 func someControl() []session.Message {
@@ -98,32 +72,9 @@ func someControl() []session.Message {
 
 func TestControl(t *testing.T) {
 	for _, want := range someControl() {
-		b := encodeControl(want)
-		got, err := decodeControl(b)
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%+v, %v, want %+v", got, err, want)
-		}
-		if len(b) > ucp.ControlMax {
-			t.Errorf("%T of %d bytes", want, len(b))
-		}
-		if _, variable := want.(*hello); variable {
-			continue
-		}
-		for n := range b {
-			if _, err := decodeControl(b[:n:n]); !errors.Is(err, driver.ErrCorrupt) {
-				t.Errorf("%T cut to %d of %d bytes: %v", want, n, len(b), err)
-			}
-		}
-		if _, err := decodeControl(append(b, 0)); !errors.Is(err, driver.ErrCorrupt) {
-			t.Errorf("%T and a byte: %v", want, err)
-		}
-	}
-	if _, err := decodeControl([]byte{controlVersion + 1, kindBye}); !errors.Is(err,
-		driver.ErrVersion) {
-		t.Errorf("another version: %v", err)
-	}
-	if _, err := decodeControl([]byte{controlVersion, 99}); !errors.Is(err, driver.ErrCorrupt) {
-		t.Errorf("another kind: %v", err)
+		_, takesRest := want.(*hello)
+		testkit.CheckMessage(t, want, encodeControl(want), ucp.ControlMax, takesRest,
+			decodeControl)
 	}
 }
 
