@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/bits"
 	"net"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -125,7 +124,7 @@ func (c *Config) EnsureDefaults() {
 	session.SetDefault(&c.ConnsMax, 64)
 	session.SetDefault(&c.Timeout, 200*time.Millisecond)
 	session.SetDefault(&c.Retries, 4)
-	session.SetDefault(&c.Spin, defaultSpin())
+	session.SetDefault(&c.Spin, session.DefaultSpin())
 	session.SetDefault(&c.Grace, 1500*time.Millisecond)
 	session.SetDefault(&c.Failure, 10*time.Second)
 	session.SetDefault(&c.hello, 5*time.Second)
@@ -237,11 +236,4 @@ func (c *Config) caps(devices bool) driver.Caps {
 		DescsMax: descsMax, RunsMax: ring.RunsMax, MessageMax: messageMax,
 		Cost: driver.Cost{Setup: 3 * time.Microsecond, PerPiece: 50 * time.Nanosecond, Rate: 10e9},
 	}
-}
-
-func defaultSpin() time.Duration {
-	if runtime.NumCPU() > 4 {
-		return 20 * time.Microsecond
-	}
-	return 3 * time.Microsecond
 }

@@ -3,17 +3,15 @@
 package rdma
 
 import (
-	"encoding/binary"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluicehq/sluice/csrc/verbs"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/clock"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/session"
 )
 
@@ -67,12 +65,9 @@ func (b *Backend) Arm() (ready bool, err error) {
 // wake signals the event for answers, room for answers, and ended connections; C signals the rest.
 func (b *Backend) wake() {
 	if b.words.Disarm() {
-		_, _ = unix.Write(b.event, one) // fails only when the event is signalled already
+		proc.SignalFD(uintptr(b.event))
 	}
 }
-
-// one is the value that a signal adds to an eventfd.
-var one = binary.NativeEndian.AppendUint64(nil, 1)
 
 // Receive implements driver.Backend. It reports the end of a connection only after it has found the
 // ring empty since the end: then the program has received all messages of the connection.

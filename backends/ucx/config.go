@@ -5,7 +5,6 @@ package ucx
 import (
 	"cmp"
 	"fmt"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -82,7 +81,7 @@ func (c *Config) EnsureDefaults() {
 	session.SetDefault(&c.NotifyMax, 64)
 	session.SetDefault(&c.KeysMax, 64<<10)
 	session.SetDefault(&c.ConnsMax, 1024)
-	session.SetDefault(&c.Spin, defaultSpin())
+	session.SetDefault(&c.Spin, session.DefaultSpin())
 	session.SetDefault(&c.Grace, 1500*time.Millisecond)
 	session.SetDefault(&c.Failure, max(10*time.Second, c.Grace))
 	session.SetDefault(&c.importMax, session.ImportMax)
@@ -150,13 +149,6 @@ func (c *Config) caps() driver.Caps {
 	}
 }
 
-func defaultSpin() time.Duration {
-	if runtime.NumCPU() > 4 {
-		return 20 * time.Microsecond
-	}
-	return 3 * time.Microsecond
-}
-
 // What was tried out for one message of csrc/ucx, which is eager.
 const (
 	tcpSendBytes    = 64 << 10
@@ -199,8 +191,9 @@ func listed(list, name string) bool {
 	return slices.Contains(strings.Split(rest, ","), name) != negated
 }
 
-// context is what the context is opened with. Nothing goes by rendezvous: UCX would make the
-// copy later than we look at how old a message is, and from memory of the program.
+// context returns the configuration of the UCX context. It excludes the rendezvous protocol, by
+// which UCX would copy from memory of the program, and only after we have checked the age of a
+// message.
 func (c *Config) context(transports string) ucp.Config {
 	u := ucp.Config{
 		Transports: transports, Devices: c.Devices,

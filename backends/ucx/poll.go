@@ -3,19 +3,16 @@
 package ucx
 
 import (
-	"encoding/binary"
-
-	"golang.org/x/sys/unix"
-
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
-// Poll implements driver.Backend. It looks at memory that the workers share with
-// us. A caller that finds nothing and comes again at once waits: it moves the workers itself,
-// which saves waking their threads.
+// Poll implements driver.Backend. It reads rings that C shares with Go. A caller that gets nothing
+// from two calls in a row is waiting: Poll then makes the workers progress itself, which saves
+// waking their threads.
 func (b *Backend) Poll(done []driver.Completion) (int, error) {
-	ended := b.ended.Load() // before the look: what is found missing then is missing for good
+	ended := b.ended.Load() // before collect: nothing is added to the rings after ended is set
 	n := b.collect(done)
 	if n == 0 && b.idle && !ended {
 		b.drive()
@@ -28,7 +25,7 @@ func (b *Backend) Poll(done []driver.Completion) (int, error) {
 	return n, nil
 }
 
-// collect takes what is in the rings, without a crossing into C.
+// collect takes completions from the rings, without a cgo call.
 func (b *Backend) collect(done []driver.Completion) (n int) {
 	for n < len(done) {
 		got := b.net.Poll(b.scratch[:min(len(b.scratch), len(done)-n)])
@@ -43,6 +40,7 @@ func (b *Backend) collect(done []driver.Completion) (n int) {
 	return n
 }
 
+// drive makes the workers progress, unless there is no connection.
 func (b *Backend) drive() {
 	if b.used.Load() > 0 {
 		b.net.Drive()
@@ -57,23 +55,19 @@ func (b *Backend) Arm() (ready bool, err error) {
 	if b.gate.IsShut() {
 		return false, driver.ErrClosed
 	}
-	said := b.words.Arm()
-	return b.net.Arm() || said, nil
+	lost := b.words.Arm() // connections that have ended
+	return b.net.Arm() || lost, nil
 }
 
-// wake signals the event for news that is not in a ring of C.
+// wake signals the event for ended connections; C signals the rest.
 func (b *Backend) wake() {
 	if b.words.Disarm() {
-		_, _ = unix.Write(b.event, one) // full only when it is signalled already
+		proc.SignalFD(uintptr(b.event))
 	}
 }
 
-// one is what a signal adds, in the byte order of this machine.
-var one = binary.NativeEndian.AppendUint64(nil, 1)
-
-// Receive implements driver.Backend. A connection's last message waits until
-// the rings were seen empty after its end was known: then all messages before it
-// are out.
+// Receive implements driver.Backend. It reports the end of a connection only after it has found the
+// rings empty since the end: then the program has received all messages of the connection.
 func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	if b.gate.IsShut() {
 		return 0, driver.ErrClosed
@@ -87,7 +81,7 @@ func (b *Backend) Receive(msgs []driver.Message) (int, error) {
 	return n, nil
 }
 
-// gather takes messages out of the rings, and then the last words of connections.
+// gather takes messages from the rings, and then ends of connections.
 func (b *Backend) gather(msgs []driver.Message) (n int) {
 	b.leaving = b.words.Pending(b.leaving[:0])
 	for n < len(msgs) {
@@ -112,7 +106,7 @@ func (b *Backend) gather(msgs []driver.Message) (n int) {
 	if len(leaving) > 0 {
 		b.words.Drop(len(leaving))
 	}
-	clear(b.leaving) // keep no connection alive
+	clear(b.leaving) // drop the references
 	return n
 }
 

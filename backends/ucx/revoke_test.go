@@ -17,6 +17,7 @@ import (
 	ucp "github.com/sluicehq/sluice/csrc/ucx"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
@@ -62,7 +63,7 @@ func (f *meddled) push(m ucp.Control) {
 	f.mu.Lock()
 	f.injected = append(f.injected, m)
 	f.mu.Unlock()
-	_, _ = unix.Write(f.control, one)
+	proc.SignalFD(uintptr(f.control))
 }
 
 // freeze has f hold the messages of peers back until it is thawed.
@@ -70,7 +71,7 @@ func (f *meddled) freeze(frozen bool) {
 	f.mu.Lock()
 	f.frozen = frozen
 	f.mu.Unlock()
-	_, _ = unix.Write(f.control, one)
+	proc.SignalFD(uintptr(f.control))
 }
 
 // openMeddled opens a backend over it. Where a test says no Grace, nothing waits for one.

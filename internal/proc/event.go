@@ -96,7 +96,7 @@ func (e *Event) Signal() error {
 	if e.channel != nil {
 		return e.channel.wake()
 	}
-	return e.fd.with(signal)
+	return e.fd.with(SignalFD)
 }
 
 // Wait sleeps until the event is signalled and takes the signal. After Close,
@@ -136,11 +136,12 @@ func (e *Event) Close() error {
 	return e.fd.close()
 }
 
-// one is what a signal adds, in the byte order of this machine.
+// one is the value that a signal adds to an eventfd.
 var one = binary.NativeEndian.AppendUint64(nil, 1)
 
-// signal ignores the outcome: a counter that is full holds a signal already.
-func signal(fd uintptr) { _, _ = unix.Write(int(fd), one) }
+// SignalFD signals an eventfd. It fails only if the counter is full, and then it holds a signal
+// already.
+func SignalFD(fd uintptr) { _, _ = unix.Write(int(fd), one) }
 
 // drain takes all signals at once.
 func drain(fd int, scratch []byte) bool {

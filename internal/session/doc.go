@@ -28,5 +28,6 @@
 //     engines exchange descriptions over it, in frames; Listen replaces the socket that a killed
 //     program has left.
 //   - gate.go. Gate keeps what is about to be closed until no call uses it any more, and Tasks
-//     waits for goroutines; SetDefault and CheckWithin fill in and check what a Config bounds.
+//     waits for goroutines. SetDefault, DefaultSpin and CheckWithin fill in and check the fields of
+//     a Config.
 package session

@@ -4,6 +4,7 @@ package session
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -80,6 +81,15 @@ func SetDefault[T comparable](field *T, value T) {
 	if *field == zero {
 		*field = value
 	}
+}
+
+// DefaultSpin returns how long a thread of a C library polls by default before it sleeps: not for
+// long where few processors have to serve the other threads, too.
+func DefaultSpin() time.Duration {
+	if runtime.NumCPU() > 4 {
+		return 20 * time.Microsecond
+	}
+	return 3 * time.Microsecond
 }
 
 // CheckWithin returns an error if the value of a field is below low or above high. The error names
