@@ -6,9 +6,7 @@ package cuda
 
 import (
 	"errors"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -30,7 +28,9 @@ func fake(t *testing.T, text string) string {
 func fakeCUDA(t *testing.T, without, result string) string {
 	t.Helper()
 	text := ""
-	for _, name := range cudaNames(t) {
+	names := standin.Calls(t, "SL_CUDA_CALLS", "name, args")
+	require.GreaterOrEqual(t, len(names), 20, "%v", names)
+	for _, name := range names {
 		switch name {
 		case without, "cuInit", "cuGetErrorName", "cuGetErrorString":
 		default:
@@ -40,23 +40,6 @@ func fakeCUDA(t *testing.T, without, result string) string {
 	return fake(t, text+"int cuInit(unsigned f) { return "+result+"; }\n"+
 		`int cuGetErrorName(int r, const char **n) { *n = "CUDA_ERROR_NO_DEVICE"; return 0; }`+"\n"+
 		`int cuGetErrorString(int r, const char **n) { *n = "no CUDA-capable device is detected"; return 0; }`)
-}
-
-// cudaNames are the functions in calls.h.
-func cudaNames(t *testing.T) (names []string) {
-	t.Helper()
-	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
-	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(name, args) " +
-		"@name\nSL_CUDA_CALLS(X)\n")
-	out, err := cmd.Output()
-	require.NoError(t, err)
-	for _, m := range regexp.MustCompile(`@ ?(\w+)`).FindAllStringSubmatch(string(out), -1) {
-		names = append(names, m[1])
-	}
-	if len(names) < 20 {
-		t.Fatalf("%d functions in calls.h: %v", len(names), names)
-	}
-	return names
 }
 
 // A library that fails changes nothing, so that a later call may try another.
@@ -87,24 +70,12 @@ func TestLoadCUDAThatFails(t *testing.T) {
 
 // TestCUDADeclarations holds our words against cuda.h, by the compiler.
 func TestCUDADeclarations(t *testing.T) {
-	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
-	cmd.Stdin = strings.NewReader("#include <cuda.h>\n")
-	if err := cmd.Run(); err != nil {
+	if !standin.HasHeader("cuda.h") {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "cuda",
 			Reason: "no cuda.h to compare with",
 			Fix: "pip download nvidia-cuda-runtime-cu12, unpack it, and name its include " +
 				"folder in CPATH"})
 	}
-	var said [2]string
-	for i, args := range [][]string{{}, {"-DREAL"}} {
-		exe := filepath.Join(t.TempDir(), "facts")
-		standin.Compile(t,
-			append(args, "-Wall", "-Wextra", "-I.", "-o", exe, "testdata/facts.c")...)
-		out, err := exec.Command(exe).Output()
-		require.NoError(t, err)
-		said[i] = string(out)
-	}
-	if said[0] != said[1] {
-		t.Errorf("we say\n%s\ncuda.h says\n%s", said[0], said[1])
-	}
+	require.Equal(t, standin.Facts(t, "testdata/facts.c", "-DREAL"),
+		standin.Facts(t, "testdata/facts.c"), "the facts of cuda.h, and ours")
 }

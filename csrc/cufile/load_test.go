@@ -6,9 +6,7 @@ package cufile
 
 import (
 	"errors"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -29,19 +27,12 @@ func fake(t *testing.T, text string) string {
 // that result.
 func fakeCuFile(t *testing.T, without, result string) string {
 	t.Helper()
-	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
-	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(ret, name, args) " +
-		"@name\nSL_CUFILE_CALLS(X)\n")
-	out, err := cmd.Output()
-	require.NoError(t, err)
-	names := regexp.MustCompile(`@ ?(\w+)`).FindAllStringSubmatch(string(out), -1)
-	if len(names) != 8 {
-		t.Fatalf("%d functions that must be there: %v", len(names), names)
-	}
+	names := standin.Calls(t, "SL_CUFILE_CALLS", "ret, name, args")
+	require.Len(t, names, 8, "the functions that must be there")
 	text := ""
-	for _, n := range names {
-		if n[1] != without && n[1] != "cuFileDriverOpen" {
-			text += "int " + n[1] + "(void) { return 1; }\n"
+	for _, name := range names {
+		if name != without && name != "cuFileDriverOpen" {
+			text += "int " + name + "(void) { return 1; }\n"
 		}
 	}
 	return fake(t, text+"struct e { int err, cu; }; struct e cuFileDriverOpen(void) { return "+
@@ -83,9 +74,7 @@ func TestCuFileBehindCUDA(t *testing.T) {
 
 // TestCuFileDeclarations holds our words against cufile.h, by the compiler.
 func TestCuFileDeclarations(t *testing.T) {
-	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
-	cmd.Stdin = strings.NewReader("#include <cufile.h>\n")
-	if err := cmd.Run(); err != nil {
+	if !standin.HasHeader("cufile.h") {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "gds",
 			Reason: "no cufile.h to compare with",
 			Fix: "pip download nvidia-cufile-cu12 nvidia-cuda-runtime-cu12, unpack them, and " +
@@ -93,12 +82,6 @@ func TestCuFileDeclarations(t *testing.T) {
 	}
 	ours := standin.Facts(t, "testdata/facts.c")
 	theirs := standin.Facts(t, "testdata/facts.c", "-DREAL")
-	for name, value := range ours {
-		if theirs[name] != value {
-			t.Errorf("%s: we say %s, cufile.h says %s", name, value, theirs[name])
-		}
-	}
-	if len(ours) < 50 || len(ours) != len(theirs) {
-		t.Errorf("%d facts of ours, %d of cufile.h", len(ours), len(theirs))
-	}
+	require.Equal(t, theirs, ours, "the facts of cufile.h, and ours")
+	require.GreaterOrEqual(t, len(ours), 50)
 }

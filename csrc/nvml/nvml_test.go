@@ -5,23 +5,21 @@
 package nvml
 
 import (
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/testing/standin"
 )
 
 // standIn compiles the software stand-in of NVML.
 func standIn(t *testing.T, flags ...string) string {
 	t.Helper()
 	library := filepath.Join(t.TempDir(), "libnvidia-ml-standin.so")
-	args := append([]string{"-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-		"-o", library, "testdata/nvml_standin.c"}, flags...)
-	out, err := exec.Command("gcc", args...).CombinedOutput()
-	require.NoError(t, err, "compile the stand-in: %s", out)
+	standin.Compile(t, append([]string{"-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared",
+		"-fPIC", "-o", library, "testdata/nvml_standin.c"}, flags...)...)
 	return library
 }
 

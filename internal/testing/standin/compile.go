@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -30,6 +31,28 @@ func Shared(t testing.TB, name, text string) string {
 	require.NoError(t, os.WriteFile(source, []byte(text), 0o600))
 	Compile(t, "-shared", "-fPIC", "-o", object, source)
 	return object
+}
+
+// Calls returns the names of the C functions that a macro of calls.h in the package's folder lists,
+// given the parameters of that macro's argument, such as "name, args".
+func Calls(t testing.TB, macro, parameters string) (names []string) {
+	t.Helper()
+	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
+	cmd.Stdin = strings.NewReader("#include \"calls.h\"\n#define X(" + parameters + ") @name\n" +
+		macro + "(X)\n")
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	for _, m := range regexp.MustCompile(`@ ?(\w+)`).FindAllStringSubmatch(string(out), -1) {
+		names = append(names, m[1])
+	}
+	return names
+}
+
+// HasHeader reports whether the compiler finds a header of the system.
+func HasHeader(name string) bool {
+	cmd := exec.Command("gcc", "-E", "-P", "-x", "c", "-")
+	cmd.Stdin = strings.NewReader("#include <" + name + ">\n")
+	return cmd.Run() == nil
 }
 
 // Facts compiles and runs a C program that prints sizes, offsets and constants of C declarations,
