@@ -9,8 +9,8 @@ import (
 	"slices"
 )
 
-// Kernels are those of a card. The caller launches them on streams of its own, as the backend of
-// this name does. It may be used by any goroutine.
+// Kernels holds the kernels of a card. The caller, such as backends/cuda, launches them on streams
+// of its own. It may be used by any goroutine.
 type Kernels struct{ card Card }
 
 // LoadKernels has load compile the module. A card or driver that is too old is a
@@ -63,8 +63,8 @@ type Pattern struct {
 // TallyBytes is the room that a kernel counts in.
 const TallyBytes = int(tallyBytes)
 
-// TallyStart writes what the room must hold before a launch.
-func TallyStart(at []byte) { copy(at, clean.bytes()) }
+// TallyStart writes a tally of nothing to at, as it must be before a launch.
+func TallyStart(at []byte) { copy(at, bytesOf(&clean)) }
 
 // Takes reports whether a kernel can move entries of that length that lie so: everything must be
 // a multiple of Align. It allocates nothing, unless there are more runs than a kernel counts.
@@ -96,10 +96,10 @@ func (k *Kernels) Launch(p *Pattern, b Budget, dst []byte) (l Launch, kernel, n 
 	}
 	if p.nests() {
 		l, err = a.plan(&k.card, b, true)
-		l.Kernel, n = KernelNest, copy(dst, a.bytes())
+		l.Kernel, n = KernelNest, copy(dst, bytesOf(&a))
 	} else {
 		l, err = a.plan(&k.card, b, false)
-		n = copy(dst, a.args.bytes())
+		n = copy(dst, bytesOf(&a.args))
 	}
 	if err != nil {
 		return Launch{}, 0, 0, err

@@ -221,7 +221,7 @@ func (s *Summer) put(a *cellsArgs, list []uint32, k *digest.Key) {
 		}
 		s.used += (4*slots + 15) / 16 * 16
 	}
-	copy(room[totalRoom+uint64(s.n)*cellsBytes:], a.bytes())
+	copy(room[totalRoom+uint64(s.n)*cellsBytes:], bytesOf(a))
 	s.n++
 	s.work = max(s.work, a.cells*uint64(a.threads))
 }
@@ -238,12 +238,12 @@ func (s *Summer) launch(sum *digest.Digest) error {
 		return err
 	}
 	blocks := max(1, min(s.blocks, (s.work+digestThreads-1)/digestThreads))
-	l := gpu.Launch{Blocks: uint32(blocks), Threads: digestThreads, Args: s.args.bytes(),
+	l := gpu.Launch{Blocks: uint32(blocks), Threads: digestThreads, Args: bytesOf(&s.args),
 		Tally: s.copied}
 	if err := s.d.Launch(&l, room[:totalBytes]); err != nil {
 		return errors.Join(err, s.d.Sync())
 	}
-	copy(s.total.bytes(), room)
+	copy(bytesOf(&s.total), room)
 	s.begin()
 	if s.total.outside > 0 {
 		return driver.ErrBounds
