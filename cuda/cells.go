@@ -44,7 +44,7 @@ type digestTotal struct {
 // fill takes everything in but the addresses of list and keys. driver.ErrBounds: a cell leaves the
 // memory whatever the slots are.
 func (a *cellsArgs) fill(c *digest.Cells, m *digest.DeviceMemory, k *digest.Key) error {
-	if !c.Sound(m.Len, k) {
+	if !c.Valid(m.Len, k) {
 		return driver.ErrBounds
 	}
 	s, per := &c.At, max(1, uint64(c.At.Per))

@@ -22,7 +22,7 @@ const (
 // skipIndex in a list of indices has the kernels leave an entry out.
 const skipIndex = math.MaxUint32
 
-// tally is struct sl_tally of gather.h: the kernels add to it what they leave out.
+// tally is struct sl_tally of gather.h: the kernels count the entries there that they do not move.
 type tally struct{ skipped, bad, firstBad uint64 }
 
 // clean is a tally before a launch.
@@ -52,7 +52,7 @@ func refused(what string, got any, want string) error {
 	return fmt.Errorf("%s %v, want %s: %w", what, got, want, driver.ErrBounds)
 }
 
-// begin sets what does not depend on where the entries lie.
+// begin sets the fields that do not depend on the places of the entries.
 func (a *args) begin(count int) error {
 	if count < 0 || count > math.MaxInt32 {
 		return refused("entries", count, fmt.Sprintf("0 to %d", math.MaxInt32))
@@ -62,7 +62,7 @@ func (a *args) begin(count int) error {
 	return nil
 }
 
-// side is one memory of a Pattern.
+// side is one of the two memories of a Pattern.
 type side struct{ at, n, stride uint64 }
 
 // fill sets where the entries lie, and lowers the number of places to what the memories have room

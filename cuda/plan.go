@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Card is what a plan must know of a card.
+// Card has the properties of a card that a plan depends on.
 type Card struct {
 	Compute int    // 10 * major + minor
 	Driver  int    // as cuDriverGetVersion answers
@@ -16,7 +16,7 @@ type Card struct {
 	Shared  uint32 // bytes of shared memory that a block may opt in to
 }
 
-// check reports whether card and driver can load a module, by what they say.
+// check returns an error if the card or its driver is too old for a module.
 func (c *Card) check(m *Module) error {
 	if m.Compute <= c.Compute && m.Driver <= c.Driver {
 		return nil
@@ -27,10 +27,10 @@ func (c *Card) check(m *Module) error {
 		Fix: "install a driver from 520 on, or gather and digest on the CPU"}
 }
 
-// Budget is what a Pattern may take of a card. A bus that answers in 1.3 microseconds needs 57 KiB
-// under way for 45 GB/s; of entries of 656 bytes a multiprocessor has 60 KiB under way. (H100,
-// PCIe 5, 656 bytes at random places of 256 MiB: 19 GB/s by one multiprocessor, 44 by three; the
-// copy engine has 54.)
+// Budget limits the share of a card that a Pattern may take. A bus that answers in 1.3 microseconds
+// needs 57 KiB under way for 45 GB/s; of entries of 656 bytes a multiprocessor has 60 KiB under
+// way. (H100, PCIe 5, 656 bytes at random places of 256 MiB: 19 GB/s by one multiprocessor, 44 by
+// three; the copy engine has 54.)
 type Budget struct {
 	SMs int // multiprocessors
 }

@@ -20,13 +20,13 @@ type Config struct {
 	// Budget limits what a kernel may use of a card for one pattern or one SumCells. SumCells also
 	// takes 4 MiB of each card, and as much pinned memory, from New on.
 	//
-	// Zero: no kernel runs, and SumCells is not supported. A CPU core gathers the entries of a
-	// pattern between host memory and one contiguous range of device memory. Other entries are
-	// copied one by one. Explain says which.
+	// If it is zero, no kernel runs, and SumCells is not supported. A CPU core then gathers the
+	// entries of a pattern between host memory and one contiguous range of device memory, and the
+	// card copies other entries one by one. Explain tells which of these a pattern takes.
 	Budget cuda.Budget
 
 	Streams    int // streams that the batches of a device share; default 4, at most 32
-	Gated      int // batches of a device that wait for events at a time; default 32, at most 256
+	Gated      int // batches of a device that may wait for events; default 32, at most 256
 	BatchesMax int // outstanding batches; a power of two, default 1,024
 	KeysMax    int // registrations; default and at most 1,048,576
 
@@ -35,7 +35,8 @@ type Config struct {
 	// opens no socket.
 	Peers    bool
 	PeersMax int // processes that are connected to this one at a time; default 256, at most 4,096
-	// how long Revoke waits for a silent process before it replaces the memory; default 200 ms
+	// how long Revoke waits for a silent process before it replaces the memory with fresh memory;
+	// default 200 ms
 	RevokeGrace time.Duration
 	SumTimeout  time.Duration // limit of SumCells for events and revokes; default 10 s
 	DialTimeout time.Duration // for a handshake, and for an answer of another process; default 5 s
@@ -45,9 +46,10 @@ const (
 	descsMax    = 4096     // descriptors of a batch
 	runsMax     = 32 << 10 // runs of a pattern
 	placesCount = 8        // kernel launches of a device at a time
-	// the copy engine is faster than the kernel for contiguous runs of more bytes
+	// the kernel copies contiguous runs of at most so many bytes: for longer ones the copy engine
+	// is faster
 	entryMax = 16 << 10
-	// the most bytes of a run that a CPU core gathers: half of the pinned memory it gathers into
+	// a CPU core gathers runs of at most so many bytes: half of the pinned memory it gathers into
 	stageHalf = 512 << 10
 )
 

@@ -142,7 +142,7 @@ func (d *device) gatedWorker() (number, worker int, err error) {
 		if taken {
 			continue
 		}
-		worker, err := d.mover.Gated(i)
+		worker, err := d.mover.GatedWorker(i)
 		if err != nil {
 			return 0, 0, err
 		}

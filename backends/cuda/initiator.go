@@ -106,7 +106,7 @@ func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 		return err
 	}
 	if p.far != nil { // attend must take the end: the other process waits, and Poll may not come
-		b.ends.Heed(1)
+		b.ends.AddWaiting(1)
 	}
 	// Count the batch before looking at gone: an owner that closes waits for the batch, or this
 	// sees that it is gone.
@@ -118,7 +118,7 @@ func (p *peer) Submit(tag uint64, batch *driver.Batch) error {
 	}
 	p.unfinished.Add(-1)
 	if p.far != nil {
-		b.ends.Heed(-1)
+		b.ends.AddWaiting(-1)
 	}
 	j.undo()
 	return err
@@ -307,7 +307,7 @@ func (j *job) start(pieces []gpu.Piece) (err error) {
 		return fmt.Errorf("memory that is not pinned cannot wait for an event (Explain says "+
 			"why it is not): %w", driver.ErrNotSupported)
 	case j.slow || j.gather.Count > 0:
-		worker = m.Patient()
+		worker = m.BlockingWorker()
 	case len(j.events) > 0:
 		if j.gate, worker, err = j.dev.gatedWorker(); err != nil {
 			j.gate = -1
@@ -438,7 +438,7 @@ func (b *Backend) finish(d *ring.Done) {
 	}
 	testpoint.At("cuda: judged") // the imports were checked after the copies had ended
 	if p.far != nil {
-		b.ends.Heed(-1)
+		b.ends.AddWaiting(-1)
 	}
 	j.release()
 	b.done.Push(tag, err)

@@ -100,7 +100,7 @@ func (m *memory) locate() error {
 
 // holds checks that a range is allocated, and all of it on the device.
 func (d *device) holds(at, n uint64) error {
-	whose, until, err := d.mover.Whose(at, n)
+	whose, until, err := d.mover.DeviceOf(at, n)
 	switch {
 	case err != nil && until > at:
 		return fmt.Errorf("%d bytes of device memory at %#x: only %d of them are "+

@@ -30,7 +30,7 @@ type pinTable struct {
 	list []*pin // short, so searched linearly: parts of a pinned range share its pin
 }
 
-// pins is one for the process, since libcuda is loaded once.
+// pins is the table of the whole process, since libcuda is loaded once.
 var pins pinTable
 
 // use pins a range, or adds a user to a pin that covers it; unuse undoes that. If the memory is a

@@ -134,7 +134,7 @@ func (d *device) untilReached(events []uint64, stop func() error) (err error) {
 	var s *side
 	for _, e := range events {
 		// Query the event first: a stream that waits for a captured event joins the capture.
-		came, err := d.mover.Came(e)
+		came, err := d.mover.EventDone(e)
 		if err != nil {
 			return fmt.Errorf("wait for an event of StartAfter: %w", err)
 		}
@@ -156,7 +156,7 @@ func (d *device) untilReached(events []uint64, stop func() error) (err error) {
 	}
 	testpoint.At("cuda: behind") // the stream waits for events
 	over := func() (over bool) {
-		over, err = s.Over()
+		over, err = s.StreamDone()
 		return over || err != nil
 	}
 	if late := await(over, stop); late != nil {
@@ -172,7 +172,7 @@ func (d *device) side(stop func() error) (s *side, err error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		for _, s = range d.sides {
-			if over, err := s.Over(); !s.taken && over && err == nil {
+			if over, err := s.StreamDone(); !s.taken && over && err == nil {
 				s.taken = true
 				return true
 			}

@@ -31,7 +31,7 @@ type bufferTable struct {
 	bytes uint64
 }
 
-// buffers is one for the process, since the library is loaded once.
+// buffers is the table of the whole process, since the library is loaded once.
 var buffers bufferTable
 
 // use registers a range, or adds a user to a registration that covers it; unuse undoes that. If

@@ -64,7 +64,7 @@ func Examine(cfg Config) (Facts, error) {
 	if err := cufile.Load(cfg.Library); err != nil {
 		return Facts{}, err
 	}
-	said, err := cufile.Look()
+	said, err := cufile.ReadFacts()
 	if err != nil {
 		return Facts{}, fmt.Errorf("gds: %w", err)
 	}
@@ -99,7 +99,7 @@ func mode(f *cufile.Facts) (compat bool, text string) {
 		f.NVFSMajor, f.NVFSMinor)
 }
 
-// withoutDevice says of a driver that is missing what that means here.
+// withoutDevice adds to the error of a missing driver that gds needs a device.
 func withoutDevice(err error) error {
 	var missing *driver.UnavailableError
 	if !errors.As(err, &missing) {

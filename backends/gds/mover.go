@@ -145,10 +145,10 @@ func (m *mover) Reap(out []files.Landing) int {
 func (m *mover) Listen(need bool) {
 	switch {
 	case need && !m.heeding:
-		m.ends.Heed(1)
+		m.ends.AddWaiting(1)
 		m.nudge.Store(true)
 	case !need && m.heeding:
-		m.ends.Heed(-1)
+		m.ends.AddWaiting(-1)
 	}
 	m.heeding = need
 }
@@ -203,7 +203,7 @@ func (m *mover) AddMemory(mem *files.Memory, seg *driver.Segment) error {
 	if err := m.c.Use(seg.Device); err != nil {
 		return err
 	}
-	whose, until, err := m.c.Whose(seg.Device, seg.Addr, seg.Len)
+	whose, until, err := m.c.DeviceOf(seg.Device, seg.Addr, seg.Len)
 	switch {
 	case err != nil && until > seg.Addr:
 		return fmt.Errorf("%d bytes of device memory at %#x: only %d of them are allocated: %w",
@@ -244,7 +244,7 @@ func (m *mover) Explain(local, remote *files.Memory) string {
 	if remote != nil && remote.File.Why != "" {
 		text += "; the file has no O_DIRECT: " + remote.File.Why
 	}
-	if n := m.c.Lessened(); n > 0 {
+	if n := m.c.BatchesRefused(); n > 0 {
 		text += fmt.Sprintf("; the library took less at a time than it was given, %d times", n)
 	}
 	if m.facts.Compat {

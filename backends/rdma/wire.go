@@ -277,8 +277,8 @@ func (a *address) fields(c *session.Codec) {
 	})
 }
 
-// sound reports whether a decoded address is valid.
-func (a *address) sound() bool {
+// isValid reports whether a decoded address is valid.
+func (a *address) isValid() bool {
 	return len(a.control) > 0 && len(a.rails) > 0 && a.notifs > 0 && a.notifs <= notifsLimit &&
 		!slices.ContainsFunc(a.control, func(at netip.AddrPort) bool { return at.Port() == 0 }) &&
 		!slices.ContainsFunc(a.rails, func(r railAddress) bool { return r.bits > 128 })
@@ -298,7 +298,7 @@ func decodeAddress(b []byte) (a address, err error) {
 	if err := session.DecodeAddress(b, addressMark, a.fields); err != nil {
 		return address{}, err
 	}
-	if !a.sound() {
+	if !a.isValid() {
 		return address{}, fmt.Errorf("rdma address: %w", driver.ErrCorrupt)
 	}
 	return a, nil

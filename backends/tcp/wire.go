@@ -102,15 +102,15 @@ func (h *header) decode(b *[headBytes]byte) error {
 	h.id = binary.LittleEndian.Uint64(b[24:])
 	h.message = binary.LittleEndian.Uint64(b[32:])
 	h.stamp = int64(binary.LittleEndian.Uint64(b[40:]))
-	if !h.sound() {
+	if !h.isValid() {
 		return fmt.Errorf("frame of kind %d with %d entries and %d bytes: %w",
 			h.kind, h.count, h.length, driver.ErrCorrupt)
 	}
 	return nil
 }
 
-// sound reports whether the lengths are within their bounds and agree with each other.
-func (h *header) sound() bool {
+// isValid reports whether the lengths are within their bounds and agree with each other.
+func (h *header) isValid() bool {
 	switch h.kind {
 	case kindWrite:
 		return h.hasTable() && h.length > h.table() && h.length-h.table() <= partBytes
@@ -133,7 +133,7 @@ func (h *header) hasTable() bool {
 	return h.count > 0 && h.count <= entriesMax
 }
 
-// table is the length of the table or fragment, of at most what hasTable allows.
+// table returns the length of the table or fragment, for a header that hasTable has accepted.
 func (h *header) table() uint32 {
 	if h.flags&flagPattern != 0 {
 		return patternBytes + h.count*slotBytes
@@ -141,8 +141,8 @@ func (h *header) table() uint32 {
 	return h.count * entryBytes
 }
 
-// bodyBytes is how much of what follows is read as a whole. The rest is payload, which lands as it
-// comes.
+// bodyBytes returns how many bytes behind the head the receiver reads as a whole. The rest is
+// payload, which lands as it comes.
 func (h *header) bodyBytes() int {
 	switch h.kind {
 	case kindWrite:

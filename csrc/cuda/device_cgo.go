@@ -102,13 +102,13 @@ func (d *Device) with(call string, f func(c *C.struct_sl_cuda) C.int) error {
 	return result(call, f(&d.c))
 }
 
-// Facts are what the device says of itself.
+// Facts returns the properties of the device.
 func (d *Device) Facts() Facts {
 	return Facts{C.GoString(&d.c.name[0]), C.GoString(&d.c.bus[0]), int(d.c.driver),
 		int(d.c.compute), int(d.c.sms), uint32(d.c.shared)}
 }
 
-// Close waits for what is under way and lets the device go. It is idempotent.
+// Close waits for the work on the stream and releases the device. It is idempotent.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -214,13 +214,13 @@ func (d *Device) Launch(l *Launch, tally []byte) error {
 	return result("run kernel", rc)
 }
 
-// Sync waits for all that is on the stream.
+// Sync waits for all work on the stream.
 func (d *Device) Sync() error {
 	return d.with("wait for stream", func(c *C.struct_sl_cuda) C.int { return C.sl_cuda_sync(c) })
 }
 
-// Over reports whether all that is on the stream is done.
-func (d *Device) Over() (over bool, err error) {
+// StreamDone reports whether all work on the stream is done.
+func (d *Device) StreamDone() (over bool, err error) {
 	err = d.with("ask for stream", func(c *C.struct_sl_cuda) C.int {
 		rc := C.sl_cuda_over(c.context, c.stream, 0)
 		over = rc == 0
@@ -236,10 +236,10 @@ func unlessNotReady(rc C.int) C.int {
 	return rc
 }
 
-// Handle is the stream's CUstream.
+// Handle returns the CUstream of the stream.
 func (d *Device) Handle() uintptr { return uintptr(unsafe.Pointer(d.c.stream)) }
 
-// NewEvent makes a CUevent, for Drop.
+// NewEvent makes a CUevent, which Drop destroys.
 func (d *Device) NewEvent() (uintptr, error) {
 	var event C.uint64_t
 	err := d.with("make event", func(c *C.struct_sl_cuda) C.int {
@@ -255,14 +255,14 @@ func (d *Device) Drop(event uintptr) error {
 	})
 }
 
-// Record has an event happen when the stream has come so far.
+// Record records an event on the stream: it completes when all work before it has.
 func (d *Device) Record(event uintptr) error {
 	return d.with("record event", func(c *C.struct_sl_cuda) C.int {
 		return C.sl_cuda_record(c, C.uint64_t(event))
 	})
 }
 
-// Await has what follows on the stream wait for an event.
+// Await makes all later work on the stream wait for an event.
 func (d *Device) Await(event uintptr) error {
 	return d.with("wait for event", func(c *C.struct_sl_cuda) C.int {
 		return C.sl_cuda_wait_event(c, C.uint64_t(event))

@@ -48,9 +48,9 @@ func (m *Mover) HostPinned(mem []byte) bool {
 		C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), C.uint64_t(len(mem))))
 }
 
-// Whose returns which device has n bytes at an address; where none has all of them, until is
+// DeviceOf returns which device has n bytes at an address; where none has all of them, until is
 // where they end.
-func (m *Mover) Whose(at, n uint64) (device int, until uint64, err error) {
+func (m *Mover) DeviceOf(at, n uint64) (device int, until uint64, err error) {
 	var d C.int
 	var end C.uint64_t
 	rc := C.sl_cuda_whose(m.c, C.uint64_t(at), C.uint64_t(n), &d, &end)

@@ -66,7 +66,7 @@ type Ends struct {
 
 // NewEnds makes a ring for so many batches, a power of two. wakeFD is an eventfd that is written to
 // after a completion, once for each Arm; heedFD is one that is written to after each completion
-// while the count of Heed is not 0. The caller closes both, after Close. Implements: int
+// while the count of AddWaiting is not 0. The caller closes both, after Close. Implements: int
 // sl_cuda_ends_open(struct sl_cuda_ends **ends, ...)
 func NewEnds(places, wakeFD, heedFD int) (*Ends, error) {
 	e := &Ends{}
@@ -91,8 +91,8 @@ func (e *Ends) Arm() bool { return e.ring.Arm() }
 // Disarm takes an Arm back. It reports whether there was one.
 func (e *Ends) Disarm() bool { return e.ring.Armed.Load() != 0 && e.ring.Armed.Swap(0) != 0 }
 
-// Heed adds to the count of batches for which a goroutine waits on heedFD.
-func (e *Ends) Heed(n int) { e.heed.Add(uint32(n)) }
+// AddWaiting adds to the count of batches for which a goroutine waits on heedFD.
+func (e *Ends) AddWaiting(n int) { e.heed.Add(uint32(n)) }
 
 // Close frees the ring. All movers must be closed.
 func (e *Ends) Close() { C.sl_cuda_ends_close(e.c) }
@@ -124,14 +124,14 @@ func OpenMover(ordinal int, ends *Ends, places, streams, gated int) (*Mover, err
 // Close waits for batches under way.
 func (m *Mover) Close() { C.sl_cuda_mover_close(m.c) }
 
-// Patient returns the worker for batches whose calls of the driver may block, such as copies of
-// memory that is not pinned: its thread makes all of these calls. Workers below it are shared;
-// above it are those of Gated.
-func (m *Mover) Patient() int { return m.streams }
+// BlockingWorker returns the worker for batches whose calls of the driver may block, such as copies
+// of memory that is not pinned: its thread makes all of these calls. Workers below it are shared;
+// above it are those of GatedWorker.
+func (m *Mover) BlockingWorker() int { return m.streams }
 
-// Gated returns the worker i of those for batches that wait for events, one batch at a time. It
-// makes the worker when it is first needed.
-func (m *Mover) Gated(i int) (worker int, err error) {
+// GatedWorker returns the worker i of those for batches that wait for events, one batch at a time.
+// It makes the worker when it is first needed.
+func (m *Mover) GatedWorker(i int) (worker int, err error) {
 	m.gates.Lock()
 	defer m.gates.Unlock()
 	worker = m.streams + 1 + i
@@ -177,8 +177,8 @@ func (m *Mover) SubmitEntries(batch int, serial uint64, e *Entries) error {
 	return Status("gather", int32(rc))
 }
 
-// Cancel drops what of a batch is not on its stream yet. It may be called before the Submit of
-// that serial, and after the batch has ended.
+// Cancel drops the part of a batch that is not on its stream yet. It may be called before the
+// Submit of that serial, and after the batch has ended.
 func (m *Mover) Cancel(batch int, serial uint64) {
 	C.sl_cuda_cancel(m.c, C.uint32_t(batch), C.uint64_t(serial))
 }
@@ -194,9 +194,9 @@ func (m *Mover) Follow(batch int, stream uint64) error {
 	return Status("wait on stream", int32(rc))
 }
 
-// Came reports whether what a CUevent of the program had recorded is over. One that was recorded on
-// a stream which is captured is an Error.
-func (m *Mover) Came(event uint64) (bool, error) {
+// EventDone reports whether a CUevent of the program has completed. For an event that was recorded
+// on a stream under capture it returns an Error.
+func (m *Mover) EventDone(event uint64) (bool, error) {
 	rc := C.sl_cuda_over(m.c.context, nil, C.uint64_t(event))
 	return rc == 0, result("ask for event", unlessNotReady(rc))
 }

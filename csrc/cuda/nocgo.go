@@ -52,26 +52,26 @@ type device interface {
 	Copy(dst, src, n uint64) error
 	Launch(l *Launch, tally []byte) error
 	Await(event uintptr) error
-	Over() (bool, error)
+	StreamDone() (bool, error)
 	Sync() error
 }
 
 type mover interface {
 	Close()
-	Patient() int
-	Gated(i int) (worker int, err error)
+	BlockingWorker() int
+	GatedWorker(i int) (worker int, err error)
 	Load(ptx string, kernels []string) error
 	Submit(worker, batch int, serial uint64, pieces []Piece, events []uint64) error
 	SubmitRun(worker, batch int, serial uint64, r *Run, events []uint64) error
 	SubmitEntries(batch int, serial uint64, e *Entries) error
 	Cancel(batch int, serial uint64)
 	Follow(batch int, stream uint64) error
-	Came(event uint64) (bool, error)
+	EventDone(event uint64) (bool, error)
 	Pin([]byte) error
 	Unpin([]byte) error
 	HostAddress([]byte) (uint64, error)
 	HostPinned([]byte) bool
-	Whose(at, n uint64) (device int, until uint64, err error)
+	DeviceOf(at, n uint64) (device int, until uint64, err error)
 	Place(int) (Place, error)
 	Displace(Place)
 }
@@ -81,7 +81,7 @@ type ends interface {
 	Pending() bool
 	Arm() bool
 	Disarm() bool
-	Heed(int)
+	AddWaiting(int)
 	Close()
 }
 

@@ -68,8 +68,8 @@ func result(call string, rc C.CUfileError_t) error {
 	return &Error{call, int(rc.err), int(rc.cu_err)}
 }
 
-// Look returns the properties that the library reports. Load must have succeeded.
-func Look() (Facts, error) {
+// ReadFacts returns the properties that the library reports. Load must have succeeded.
+func ReadFacts() (Facts, error) {
 	var f C.struct_sl_cufile_facts
 	if rc := C.sl_cufile_facts(&f); rc.err != 0 {
 		return Facts{}, result("get driver properties", rc)
@@ -126,8 +126,8 @@ func (m *Mover) Cancel(slot uint32, yes bool) {
 	atomic.StoreUint32(&m.cancels[slot], v)
 }
 
-// Lessened returns how often the library has refused a batch as too large.
-func (m *Mover) Lessened() uint64 {
+// BatchesRefused returns how often the library has refused a batch as too large.
+func (m *Mover) BatchesRefused() uint64 {
 	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&m.c.lessened)))
 }
 
@@ -136,8 +136,8 @@ func (m *Mover) Use(ordinal int) error {
 	return cuda.Result("open device", int32(C.sl_cufile_device(m.c, C.int(ordinal))))
 }
 
-// Whose is as cuda.Mover.Whose, by the context of a device that is in use.
-func (m *Mover) Whose(ordinal int, at, n uint64) (device int, until uint64, err error) {
+// DeviceOf is as cuda.Mover.DeviceOf, by the context of a device that is in use.
+func (m *Mover) DeviceOf(ordinal int, at, n uint64) (device int, until uint64, err error) {
 	var d C.int
 	var end C.uint64_t
 	rc := C.sl_cufile_whose(m.c, C.int(ordinal), C.uint64_t(at), C.uint64_t(n), &d, &end)

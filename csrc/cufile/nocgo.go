@@ -15,8 +15,8 @@ func loadLibrary(string) (reason, fix string) {
 	return "this program was built without cgo", "build it with CGO_ENABLED=1 and gcc"
 }
 
-// Look returns a *driver.UnavailableError.
-func Look() (Facts, error) { return Facts{}, Load("") }
+// ReadFacts returns a *driver.UnavailableError.
+func ReadFacts() (Facts, error) { return Facts{}, Load("") }
 
 // Mover queues requests for cuFile. Without cgo OpenMover fails, so no method is ever called.
 type Mover struct{ mover }
@@ -25,9 +25,9 @@ type mover interface {
 	Close()
 	Put([]Request)
 	Cancel(slot uint32, yes bool)
-	Lessened() uint64
+	BatchesRefused() uint64
 	Use(ordinal int) error
-	Whose(ordinal int, at, n uint64) (device int, until uint64, err error)
+	DeviceOf(ordinal int, at, n uint64) (device int, until uint64, err error)
 	Register(ordinal int, at, n uint64) error
 	Deregister(ordinal int, at uint64) error
 }

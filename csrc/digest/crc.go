@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// crcCrossing is from how many bytes on a call of C is worth its crossing.
+// crcCrossing is the number of bytes from which on a call of C is faster than Go.
 const crcCrossing = 8 << 10
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -19,7 +19,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // memory that is gone it panics, in C as in Go: see hostmem.CatchFault.
 func CRC32C(p []byte) uint32 { return updateCRC32C(0, p) }
 
-// updateCRC32C returns the CRC-32C of what has the CRC sum, and p behind it.
+// updateCRC32C returns the CRC-32C of some bytes, whose CRC is sum, followed by p.
 func updateCRC32C(sum uint32, p []byte) uint32 {
 	if len(p) < crcCrossing {
 		return crc32.Update(sum, castagnoli, p)
@@ -27,13 +27,15 @@ func updateCRC32C(sum uint32, p []byte) uint32 {
 	return bestCRC()(sum, p)
 }
 
+// crcWay is an implementation of updateCRC32C.
 type crcWay func(sum uint32, p []byte) uint32
 
 func crcOfGo(sum uint32, p []byte) uint32 { return crc32.Update(sum, castagnoli, p) }
 
-// bestCRC is the fastest way of this machine, measured when it is first asked for: in some 0.1 ms,
-// in the caches. There C's ways and Go's are often equal, but from memory Go's, which reads three
-// places at once, was measured at half the speed. So it has to be faster by a third.
+// bestCRC returns the fastest implementation on this machine. The first call measures them, in some
+// 0.1 ms, with bytes in the caches. There C and Go are often equally fast, but from memory Go,
+// which reads three places at once, was measured at half the speed. So Go must be faster by a
+// third.
 var bestCRC = sync.OnceValue(func() crcWay {
 	p := make([]byte, 8*crcCrossing)
 	first, least := crcWay(crcOfGo), timeOf(crcOfGo, p)*4/3
@@ -45,7 +47,7 @@ var bestCRC = sync.OnceValue(func() crcWay {
 	return first
 })
 
-// timeOf returns the least time of four.
+// timeOf returns the shortest time of four runs.
 func timeOf(w crcWay, p []byte) time.Duration {
 	least := time.Duration(math.MaxInt64)
 	for range 4 {

@@ -17,7 +17,7 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// crcWays are those of C that this processor has.
+// crcWays returns the implementations in C that this processor has the instructions for.
 func crcWays() (list []crcWay) {
 	for _, w := range []C.int{C.SL_CRC_VECTOR256, C.SL_CRC_VECTOR512} {
 		if C.sl_crc_has(w) != 0 {

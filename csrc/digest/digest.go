@@ -59,7 +59,7 @@ func Sum(mem []byte, c *Cells, k *Key) (Digest, error) {
 	if c.Empty() {
 		return Digest{}, nil
 	}
-	if !c.Sound(uint64(len(mem)), k) {
+	if !c.Valid(uint64(len(mem)), k) {
 		return Digest{}, driver.ErrBounds
 	}
 	return sum(mem, c, k)
@@ -68,10 +68,10 @@ func Sum(mem []byte, c *Cells, k *Key) (Digest, error) {
 // Empty reports whether there is no cell.
 func (c *Cells) Empty() bool { return c.Count == 0 || c.Outer.N == 0 || c.Axis.N == 0 }
 
-// Sound reports whether the list has all slots, and the cells of an entry have room beside one
+// Valid reports whether the list has all slots, and the cells of an entry have room beside one
 // another in a memory of n bytes, so that no sum takes longer than its memory is worth.
 // Preconditions: there are cells.
-func (c *Cells) Sound(n uint64, k *Key) bool {
+func (c *Cells) Valid(n uint64, k *Key) bool {
 	s := &c.At
 	if c.Count < 0 || c.Count > math.MaxInt32 || s.Per > 1 && s.First >= s.Per ||
 		s.Per <= 1 && s.First != 0 {
@@ -90,7 +90,7 @@ func Reference(mem []byte, c *Cells, k *Key) (_ Digest, err error) {
 	if c.Empty() {
 		return Digest{}, nil
 	}
-	if !c.Sound(uint64(len(mem)), k) {
+	if !c.Valid(uint64(len(mem)), k) {
 		return Digest{}, driver.ErrBounds
 	}
 	defer hostmem.CatchFault(&err, hostmem.PanicOnFault())

@@ -10,7 +10,7 @@ import (
 	"fmt"
 )
 
-// Version is that of the definition. Digests of other versions differ.
+// Version is the version of the definition of digests. Digests of other versions differ.
 const Version = 1
 
 // CellMax bounds the bytes of a cell.
@@ -20,7 +20,8 @@ const CellMax = 1 << 20
 // random for each hand-over, so that no content has the same blind spots twice.
 type Seed [16]byte
 
-// Key is what the cells of one part are summed with. It never changes; any goroutine may use it.
+// Key is the key by which cells of one length are digested. It never changes; any goroutine may use
+// it.
 type Key struct {
 	words []uint64 // a pair of words each, the first in the low half; lane 1, then lane 2
 	s     [2]uint64

@@ -21,7 +21,7 @@ func init() {
 	one := &Cells{Count: 1, Outer: Axis{N: 1}, Axis: Axis{N: 1}}
 	for name, way := range ways {
 		by := func(mem []byte, c *Cells, k *Key) (Digest, error) {
-			if c.Empty() || !c.Sound(uint64(len(mem)), k) {
+			if c.Empty() || !c.Valid(uint64(len(mem)), k) {
 				return Sum(mem, c, k)
 			}
 			return sumBy(way, mem, c, k)

@@ -91,7 +91,7 @@ func (l *Lobby) Arrive(conn net.Conn) *Visit {
 		if share || l.waiting.of[last.Host] <= l.waiting.of[v.Host]+1 {
 			return nil
 		}
-		l.turnOut(last)
+		l.evict(last)
 	}
 	l.waiting.Add(v.Host, 1)
 	l.queue = append(l.queue, v)
@@ -142,7 +142,7 @@ func (l *Lobby) makeRoom(host Host) bool {
 		}
 	}
 	if first != nil {
-		l.turnOut(first)
+		l.evict(first)
 	}
 	return first != nil
 }
@@ -158,8 +158,8 @@ func (l *Lobby) tick() {
 	}
 }
 
-// turnOut removes a connection and has unlock close it.
-func (l *Lobby) turnOut(v *Visit) {
+// evict removes a connection and has unlock close it.
+func (l *Lobby) evict(v *Visit) {
 	l.remove(v)
 	l.out = append(l.out, v.conn)
 }
@@ -197,10 +197,10 @@ func (l *Lobby) Close() {
 		l.timer.Stop()
 	}
 	for len(l.queue) > 0 {
-		l.turnOut(l.queue[0])
+		l.evict(l.queue[0])
 	}
 	for len(l.in) > 0 {
-		l.turnOut(l.in[0])
+		l.evict(l.in[0])
 	}
 }
 
