@@ -15,6 +15,3 @@ const (
 	cellsBytes = uint64(unsafe.Sizeof(cellsArgs{}))
 	totalBytes = uint64(unsafe.Sizeof(digestTotal{}))
 )
-
-// addressOf says where a memory begins; 0 for an empty one.
-func addressOf(mem []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

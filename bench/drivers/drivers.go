@@ -35,16 +35,17 @@ type end interface {
 	close()
 }
 
+// byName has the function that opens the driver of each name.
 var byName = map[string]func(args []string) (end, error){
 	"cache":        newCache,
 	"copy-engine":  newCopyEngine,
 	"engine":       newEngine,
 	"file":         newFile,
-	"fio":          newFio,
+	"fio":          plain[fioEnd],
 	"memcpy":       newMemcpy,
-	"perftest":     newPerftest,
-	"pread":        newPread,
-	"redis":        newRedis,
+	"perftest":     plain[perftestEnd],
+	"pread":        plain[preadEnd],
+	"redis":        plain[redisEnd],
 	"sockets":      newSockets,
 	"weights":      newWeights("ours"),
 	"weights-fio":  newWeights("fio"),
@@ -77,7 +78,15 @@ func Run(ctx context.Context, name string, args []string) error {
 	}
 }
 
-// noArgs refuses arguments.
+// plain opens a driver whose end is the zero T, and which takes no arguments.
+func plain[T any, E interface {
+	*T
+	end
+}](args []string) (end, error) {
+	return E(new(T)), noArgs(args)
+}
+
+// noArgs returns an error if there are arguments.
 func noArgs(args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("unexpected argument %q", args[0])
@@ -85,7 +94,7 @@ func noArgs(args []string) error {
 	return nil
 }
 
-// base is what an end has unless the driver says otherwise: no memory, no peer, no messages.
+// base has the default methods of an end: no memory, no peer, no messages.
 type base struct{}
 
 func (base) Memory() []byte       { return nil }

@@ -22,8 +22,6 @@ type fioEnd struct {
 	fileCard
 }
 
-func newFio(args []string) (end, error) { return &fioEnd{}, noArgs(args) }
-
 // fioTime is how long one run lasts, and fioLimit how long one may.
 const (
 	fioTime  = 300 * time.Millisecond

@@ -38,8 +38,6 @@ type perfTool struct {
 	client, server func(test string, size uint64, window, n int) []string
 }
 
-func newPerftest(args []string) (end, error) { return &perftestEnd{}, noArgs(args) }
-
 // ucxLanes are transports and devices of UCX.
 var ucxLanes = map[bench.Lane][2]string{bench.Host: {"posix,sysv,cma,self", "all"},
 	bench.TCP: {"tcp", "lo"}}

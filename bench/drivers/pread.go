@@ -24,8 +24,6 @@ type preadEnd struct {
 // preadThreads is how many.
 const preadThreads = 32
 
-func newPread(args []string) (end, error) { return &preadEnd{}, noArgs(args) }
-
 // Open implements bench.End.
 func (e *preadEnd) Open(r *bench.Request) (bench.Answer, error) {
 	e.memory = make([]byte, r.Bytes)

@@ -30,8 +30,6 @@ type redisEnd struct {
 	in     *bufio.Reader
 }
 
-func newRedis(args []string) (end, error) { return &redisEnd{}, noArgs(args) }
-
 // Open implements bench.End.
 func (e *redisEnd) Open(r *bench.Request) (a bench.Answer, err error) {
 	if err := onlyLane(r, bench.CacheShm, bench.CacheTCP); err != nil {

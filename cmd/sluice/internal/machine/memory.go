@@ -38,11 +38,7 @@ func limitText(n uint64) string {
 	return figures.RoundSize(n)
 }
 
-func memoryChecks(s *Source) []Check {
-	return []Check{s.memlock(), s.numa(), s.descriptors(), s.mappings(), s.socketBuffers()}
-}
-
-// memlockWanted is what one KV pool of a small model takes.
+// memlockWanted is the size of a KV pool of a small model.
 const memlockWanted = 8 << 30 // 8 GiB
 
 func (s *Source) memlock() Check {

@@ -4,10 +4,6 @@ package machine
 
 import "fmt"
 
-func pageChecks(s *Source) []Check {
-	return []Check{s.hugePages(), s.transparentPages(), s.sharedTransparentPages()}
-}
-
 func (s *Source) hugePages() Check {
 	c := Check{Name: "huge-pages", State: OK, Backends: backendsOf("shm rdma gds cuda"),
 		Why: "scattered entries miss the TLB on 4 KiB pages; reserved pages are also cheap to pin"}

@@ -9,10 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func processChecks(s *Source) []Check {
-	return []Check{s.ptrace(), s.copies(), s.memfd(), s.kernel()}
-}
-
 var ptraceScopes = []string{"classic", "children only", "administrators only", "no process"}
 
 func (s *Source) ptrace() Check {

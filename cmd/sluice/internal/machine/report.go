@@ -64,10 +64,9 @@ type Report struct {
 func Examine(s Source) Report {
 	s.memory = hostmem.LimitsAt(s.path("/"))
 	r := Report{Machine: s.machine(), Checks: openChecks(&s)}
-	for _, look := range []func(*Source) []Check{memoryChecks, pageChecks, processChecks} {
-		r.Checks = append(r.Checks, look(&s)...)
-	}
-	r.Checks = s.known(r.Checks)
+	r.Checks = s.known(append(r.Checks, s.memlock(), s.numa(), s.descriptors(), s.mappings(),
+		s.socketBuffers(), s.hugePages(), s.transparentPages(), s.sharedTransparentPages(),
+		s.ptrace(), s.copies(), s.memfd(), s.kernel()))
 	for _, b := range s.Backends {
 		r.Backends = append(r.Backends, b.verdict(r.Checks))
 	}
