@@ -48,8 +48,8 @@ func (m *Mover) HostPinned(mem []byte) bool {
 		C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), C.uint64_t(len(mem))))
 }
 
-// DeviceOf returns which device has n bytes at an address; where none has all of them, until is
-// where they end.
+// DeviceOf returns the device that has n bytes at an address. If no device has all of them, until
+// is the address at which its memory ends.
 func (m *Mover) DeviceOf(at, n uint64) (device int, until uint64, err error) {
 	var d C.int
 	var end C.uint64_t

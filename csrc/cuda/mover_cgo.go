@@ -29,7 +29,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// What crosses as it is has equal sizes in both directions.
+// The structs that cross into C unchanged must have the same layout there: with another one, a
+// constant is negative and does not compile.
 const (
 	_ = uint(unsafe.Sizeof(Piece{}) - unsafe.Sizeof(C.struct_sl_cuda_piece{}))
 	_ = uint(unsafe.Sizeof(C.struct_sl_cuda_piece{}) - unsafe.Sizeof(Piece{}))
@@ -43,7 +44,7 @@ const (
 	_ = uint(C.SL_CUDA_ANY - Any)
 )
 
-// Status is the error that a Done.Status stands for.
+// Status returns the error for a Done.Status.
 func Status(call string, status int32) error {
 	switch {
 	case status == Canceled:
@@ -56,8 +57,8 @@ func Status(call string, status int32) error {
 	return result(call, C.int(status))
 }
 
-// Ends is where movers say which batches have ended. Poll is for one goroutine at a time, the
-// others for any.
+// Ends is the ring in which movers report the batches that have ended. Only one goroutine at a time
+// may call Poll; any may call the other methods.
 type Ends struct {
 	c    *C.struct_sl_cuda_ends
 	ring ring.Ring
@@ -88,7 +89,7 @@ func (e *Ends) Poll(done []ring.Done) int { return e.ring.Poll(done) }
 // Arm asks for one write to wakeFD, and reports whether the ring has a completion already.
 func (e *Ends) Arm() bool { return e.ring.Arm() }
 
-// Disarm takes an Arm back. It reports whether there was one.
+// Disarm undoes Arm. It reports whether the ring was armed.
 func (e *Ends) Disarm() bool { return e.ring.Armed.Load() != 0 && e.ring.Armed.Swap(0) != 0 }
 
 // AddWaiting adds to the count of batches for which a goroutine waits on heedFD.
@@ -121,7 +122,7 @@ func OpenMover(ordinal int, ends *Ends, places, streams, gated int) (*Mover, err
 	return m, nil
 }
 
-// Close waits for batches under way.
+// Close waits for batches in progress and frees the mover.
 func (m *Mover) Close() { C.sl_cuda_mover_close(m.c) }
 
 // BlockingWorker returns the worker for batches whose calls of the driver may block, such as copies
@@ -164,7 +165,7 @@ func (m *Mover) SubmitRun(worker, batch int, serial uint64, r *Run, events []uin
 	return Status("launch kernel", int32(rc))
 }
 
-// SubmitEntries starts a batch that is a gather by the CPU, on the patient worker.
+// SubmitEntries starts a batch that is a gather by the CPU, on BlockingWorker.
 func (m *Mover) SubmitEntries(batch int, serial uint64, e *Entries) error {
 	up := C.int(0)
 	if e.Up {
@@ -183,9 +184,8 @@ func (m *Mover) Cancel(batch int, serial uint64) {
 	C.sl_cuda_cancel(m.c, C.uint32_t(batch), C.uint64_t(serial))
 }
 
-// Follow has a CUstream of the caller wait for the end of a batch that was started and has not
-// been polled.
-// driver.ErrNotSupported: it is on the patient worker.
+// Follow makes a CUstream of the caller wait for the end of a batch that was started and has not
+// been polled. driver.ErrNotSupported: the batch is on BlockingWorker.
 func (m *Mover) Follow(batch int, stream uint64) error {
 	rc := C.sl_cuda_follow(m.c, C.uint32_t(batch), C.uint64_t(stream))
 	if rc == -C.EOPNOTSUPP {
@@ -204,7 +204,7 @@ func (m *Mover) EventDone(event uint64) (bool, error) {
 // Pending reports whether there are ends to poll. It does not cross into C.
 func (e *Ends) Pending() bool { return e.ring.Head.Load() != e.ring.Tail.Load() }
 
-// Pointer is the struct sl_cuda_ends behind e, for other C.
+// Pointer returns the struct sl_cuda_ends of e, for other C.
 func (e *Ends) Pointer() unsafe.Pointer { return unsafe.Pointer(e.c) }
 
 func indexPtr(list []uint32) *C.uint32_t {

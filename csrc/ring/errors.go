@@ -8,7 +8,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// ErrnoErrors are the errors of package driver for the errnos that mean the same in each C library.
+// ErrnoErrors maps an errno to the error of package driver that means the same in every C library.
 var ErrnoErrors = map[syscall.Errno]error{
 	0: nil, syscall.EAGAIN: driver.ErrFull, syscall.ERANGE: driver.ErrBounds,
 	syscall.EROFS: driver.ErrReadOnly, syscall.EPIPE: driver.ErrPeerLost,
@@ -16,9 +16,9 @@ var ErrnoErrors = map[syscall.Errno]error{
 	syscall.EBUSY: driver.ErrBusy,
 }
 
-// Refusal returns the error of a submit in C that has returned rc, not 0: an errno in the low 16
-// bits, and above them the piece that is wrong. err is the error for the errno. Refusal adds the
-// piece to an error that is about one.
+// Refusal returns the error for rc, the result of a submit in C that was refused. The low 16 bits
+// of rc are an errno, for which err is the error, and the bits above them the index of the piece at
+// fault. Refusal adds that index if the error is about one piece.
 func Refusal(rc int64, err error) error {
 	switch err {
 	case driver.ErrBounds, driver.ErrReadOnly, driver.ErrRevoked, driver.ErrNoRoute:

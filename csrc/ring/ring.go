@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ring has what the C data planes share with Go: the rings in which C says which batches
-// have ended, the form in which C takes patterns, and vendors' libraries that are opened once.
+// Package ring has what the C data planes share with Go: the rings by which C reports the batches
+// that have ended, the form in which C takes patterns, and vendors' libraries, each opened once.
 package ring
 
 import (
@@ -9,23 +9,24 @@ import (
 	"unsafe"
 )
 
-// Done is the end of a batch.
+// Done reports the end of a batch.
 type Done struct {
 	Tag    uint64
-	Status int32 // 0, or why not: in the words of the library
-	Piece  int32 // that failed, -1 where that is not known
+	Status int32 // 0 for success, else a status of the library
+	Piece  int32 // index of the piece that failed, -1 if that is not known
 }
 
-// Ring is the Go side of sl_ring (csrc/ring.h), in C memory. A side that writes and then looks at
-// what the other side writes exchanges (Swap) and does not store: under the race detector, a Load
-// may overtake a Store to memory that is not Go's own.
+// Ring is the Go side of sl_ring (csrc/ring.h), in C memory: C adds entries at Head, and Go takes
+// them at Tail. A side that writes one field and then reads one that the other side writes must
+// write it with Swap, not with Store: under the race detector, a Load may overtake a Store to
+// memory that is not Go's own.
 type Ring struct {
 	Head, Tail *atomic.Uint64
-	Armed      *atomic.Uint32
-	Notifs     *atomic.Uint32 // messages that wait
+	Armed      *atomic.Uint32 // 1: C must signal the event at its next entry
+	Notifs     *atomic.Uint32 // number of messages that wait
 	NotifLen   *atomic.Uint32 // bytes of the first of them
-	Due        *atomic.Uint32 // there is room again, since Arm
-	places     []Done         // a power of two
+	Due        *atomic.Uint32 // 1: room has become free since Arm
+	places     []Done         // their number is a power of two
 }
 
 // New takes the addresses of a ring's fields.
@@ -38,7 +39,7 @@ func New(head, tail, armed, notifs, notifLen, due, places unsafe.Pointer, n int)
 	}
 }
 
-// Poll moves ends into done and returns how many.
+// Poll moves entries from the ring into done, and returns their number.
 func (r *Ring) Poll(done []Done) int {
 	tail := r.Tail.Load()
 	n := int(min(r.Head.Load()-tail, uint64(len(done))))
@@ -52,8 +53,9 @@ func (r *Ring) Poll(done []Done) int {
 	return n
 }
 
-// Arm puts the flag up before it looks; the other side does it the other way
-// round, so one of the two sees the other.
+// Arm asks C to signal the event at its next entry. It reports whether something is ready already.
+// Go sets Armed before it reads the ring, and C adds to the ring before it reads Armed, so at least
+// one of the two notices the other.
 func (r *Ring) Arm() (ready bool) {
 	r.Armed.Swap(1)
 	return r.Head.Load() != r.Tail.Load() || r.Notifs.Load() != 0 ||

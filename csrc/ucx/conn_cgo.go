@@ -42,13 +42,13 @@ func (c *Context) Connect(worker int, address []byte) (*Conn, error) {
 // ID names this end in the messages of the peer: never 0, and never used again.
 func (n *Conn) ID() uint64 { return uint64(C.sl_ucx_id(n.c)) }
 
-// Bind tells which end this one talks to, and the GraceNanos of its context.
+// Bind names the peer's end of the connection, and gives the GraceNanos of the peer's context.
 func (n *Conn) Bind(peer, grace uint64) {
 	C.sl_ucx_bind(n.c, C.uint64_t(peer), C.uint64_t(grace))
 }
 
-// Control sends a message to the control of the peer: to the end that Bind named, or
-// to none in particular before that.
+// Control sends a control message to the peer: to the end that Bind has named, or to its worker
+// before Bind was called.
 func (n *Conn) Control(msg []byte) error {
 	rc := C.sl_ucx_control(n.c, (*C.uint8_t)(unsafe.SliceData(msg)), C.size_t(len(msg)))
 	if rc != 0 {
@@ -57,7 +57,7 @@ func (n *Conn) Control(msg []byte) error {
 	return nil
 }
 
-// Lanes is what UCX says of the endpoint, several lines.
+// Lanes returns the text, of several lines, by which UCX describes the endpoint.
 func (n *Conn) Lanes() string {
 	const size = 8 << 10
 	p := (*C.char)(C.calloc(1, size))
@@ -84,7 +84,7 @@ func (n *Conn) Import(m Import) (slot uint32, err error) {
 // Drop forgets an import; batches under way keep it. Unknown slots are ignored.
 func (n *Conn) Drop(slot uint32) { C.sl_ucx_drop(n.c, C.uint32_t(slot)) }
 
-// The layouts that package ring has of C's are those of C.
+// The structs of package ring have the same size as those of C.
 var (
 	_ [C.sizeof_struct_sl_pages]byte = [unsafe.Sizeof(ring.Pages{})]byte{}
 	_ [C.sizeof_struct_sl_nest]byte  = [unsafe.Sizeof(ring.Nest{})]byte{}
@@ -144,10 +144,10 @@ func bytesAt(msg []byte) *byte {
 	return unsafe.SliceData(msg)
 }
 
-// Cancel asks for the end of a batch that is not over. Unknown tags are ignored.
+// Cancel asks C to end a batch early. Unknown tags are ignored.
 func (n *Conn) Cancel(tag uint64) { C.sl_ucx_cancel(n.c, C.uint64_t(tag)) }
 
-// Help moves the worker for a batch, as driver.Helper has it.
+// Help makes the worker progress until a batch has ended, as driver.Helper asks for.
 func (n *Conn) Help(tag uint64, stop <-chan struct{}) bool {
 	helped := false
 	for {
@@ -164,9 +164,9 @@ func (n *Conn) Help(tag uint64, stop <-chan struct{}) bool {
 	}
 }
 
-// Drain ends what has not begun, with ErrClosed, refuses what is new, and waits for the
-// rest. ErrTimeout: after grace some is still under way. ErrPeerLost: the peer has been silent for
-// so long that End does not wait.
+// Drain ends batches that have not begun, with ErrClosed, refuses new ones, and waits for the rest.
+// ErrTimeout: after grace some are still in progress. ErrPeerLost: the peer has been silent for so
+// long that End does not wait.
 func (n *Conn) Drain(grace time.Duration) error {
 	if rc := C.sl_ucx_drain(n.c, C.uint64_t(max(grace, 0))); rc != 0 {
 		return errnoError("wait for batches", int64(-rc))
@@ -185,19 +185,19 @@ func (n *Conn) End(status int32, proven bool) {
 	C.sl_ucx_end(n.c, C.int32_t(status), over)
 }
 
-// Silence is how long ago the peer said anything, and for how long something has waited for it.
-// Both are 0 where it is lost, or not bound yet, and the first also where nothing waits and the
-// next ping of the peer is not late.
+// Silence returns how long ago the last message of the peer came, and for how long a batch or
+// message has waited for the peer. Both are 0 if the connection is lost or not bound yet. heard is
+// 0 also if nothing waits for the peer and its next ping is not late.
 func (n *Conn) Silence() (heard, waited time.Duration) {
 	var h, w C.uint64_t
 	C.sl_ucx_silence(n.c, &h, &w)
 	return time.Duration(h), time.Duration(w)
 }
 
-// GiveUp has the peer lost for its silence.
+// GiveUp ends the connection as lost, because the peer is silent.
 func (n *Conn) GiveUp() { C.sl_ucx_give_up(n.c) }
 
-// Close ends the connection, waits for its batches, and gives it back. UCX keeps the endpoint of a
+// Close ends the connection, waits for its batches, and frees it. UCX keeps the endpoint of a
 // peer that does not read within grace, until it does, is lost, or the context closes. No other
 // call may run or follow.
 func (n *Conn) Close(grace time.Duration) error {

@@ -31,7 +31,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Context is a context of UCX with its workers, each with a thread that moves it.
+// Context is a context of UCX with its workers, each with a thread that makes it progress.
 // All methods may be called by any goroutine at any time, unless they say otherwise.
 type Context struct {
 	c     *C.struct_sl_ucx_context
@@ -122,8 +122,8 @@ func (c *Context) Poll(done []ring.Done) int {
 	return n
 }
 
-// Drive moves the workers in the caller, which looks for completions and messages without
-// pause: their threads stand back meanwhile. Arm ends that.
+// Drive makes the workers progress in the caller, which polls for completions and messages without
+// pause. The threads of the workers pause until Arm.
 func (c *Context) Drive() {
 	defer runtime.KeepAlive(c)
 	if c.rings[0].Armed.Load() != 0 {
@@ -133,7 +133,8 @@ func (c *Context) Drive() {
 	C.sl_ucx_drive(c.c)
 }
 
-// Arm asks for one write to WakeFD and reports whether something is there already.
+// Arm makes the next completion or message write to WakeFD, once, and reports whether there is one
+// already.
 func (c *Context) Arm() bool {
 	defer runtime.KeepAlive(c)
 	if c.driven.Load() && c.driven.Swap(false) {
@@ -147,8 +148,8 @@ func (c *Context) Arm() bool {
 }
 
 // Close ends the threads, the memories and the workers. All connections must be closed. The
-// context is at rest then, also where the answer is ErrKept. It may be called twice, but not at
-// once.
+// context then does nothing any more, also after ErrKept. It may be called twice, but not
+// concurrently.
 func (c *Context) Close() error {
 	if c.closed {
 		return nil
@@ -171,20 +172,20 @@ func (c *Context) end(grace uint64) bool {
 	return true
 }
 
-// kept are the contexts whose Close answered ErrKept.
+// kept has the contexts whose Close has returned ErrKept.
 var kept struct {
 	sync.Mutex
 	contexts []*Context
 }
 
-// endKept tries once more to end them.
+// endKept tries once more to free the contexts in kept.
 func endKept() {
 	kept.Lock()
 	defer kept.Unlock()
 	kept.contexts = slices.DeleteFunc(kept.contexts, func(c *Context) bool { return c.end(0) })
 }
 
-// Address is what a peer's Connect needs to reach a worker.
+// Address returns the address of a worker, for the Connect of a peer.
 func (c *Context) Address(worker int) []byte {
 	defer runtime.KeepAlive(c)
 	var n C.size_t
@@ -249,10 +250,10 @@ func (c *Context) Map(key uint32, m Memory) error {
 	return nil
 }
 
-// Revoke ends a memory: no message is admitted to it from now on, whatever Revoke returns. Nil:
-// our threads have let go of it, and the key is free. driver.ErrTimeout: one of them has not within
-// the limit, as where the pages of some memory do not come; call it again. It may run beside Close,
-// and after it.
+// Revoke ends a memory: no message reaches it from now on, whatever Revoke returns. When it returns
+// nil, no thread of this context uses the memory, and the key is free. driver.ErrTimeout: a thread
+// still uses it after the limit, for instance because it waits for a page; call Revoke again. It
+// may run beside Close, and after it.
 func (c *Context) Revoke(key uint32, limit time.Duration) error {
 	defer runtime.KeepAlive(c)
 	if C.sl_ucx_revoke(c.c, C.uint32_t(key), C.uint64_t(limit)) != 0 {
@@ -299,12 +300,12 @@ func Version() string {
 	return C.GoString(C.sl_ucx_version())
 }
 
-// Sends is how many messages UCX has not yet put into the peer's queue. For tests.
+// Sends returns how many messages UCX has not yet put into the peer's queue. For tests.
 func (n *Conn) Sends() int { return int(C.sl_ucx_sends(n.c)) }
 
-// Elapse moves the clock of all contexts of this process on, and has this one look at once for what
-// is late by it. The others take the time for a standstill of their own. For tests.
+// Elapse advances the clock of all contexts of this process, and makes this one check its limits at
+// once. The others take the time for a standstill of their own. For tests.
 func (c *Context) Elapse(d time.Duration) { C.sl_ucx_elapse(c.c, C.uint64_t(d)) }
 
-// clock is that clock, in ns.
+// clock returns the time of that clock, in ns.
 func clock() uint64 { return uint64(C.sl_ucx_now()) }

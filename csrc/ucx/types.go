@@ -17,60 +17,60 @@ type Config struct {
 	Settings   []string // NAME=VALUE, as ucp_config_modify takes them
 	Workers    int      // each with a thread; at least 1
 	BatchesMax int      // of one worker, submitted and not polled; a power of two
-	NotifyMax  int      // of one connection, on their way or not received
-	SpinNanos  uint64   // how long a thread looks before it sleeps
-	// how old a message may be that lands unasked; a quarter of it drives the pings
+	NotifyMax  int      // messages of one connection, on their way or not received
+	SpinNanos  uint64   // how long a thread polls before it sleeps
+	// age up to which a message lands without a question to the peer; pings go out every quarter
 	GraceNanos uint64
-	WakeFD     int // an eventfd for completions and messages, when armed
-	ControlFD  int // an eventfd for control messages
+	WakeFD     int // an eventfd, written for completions and messages while armed
+	ControlFD  int // an eventfd, written for each control message
 }
 
-// Memory is what Context.Map makes known.
+// Memory describes memory to Context.Map, by which peers can then reach it.
 type Memory struct {
 	Mem      []byte
 	ReadOnly bool
-	Ticket   uint64 // what messages must show; never 0
+	Ticket   uint64 // the number that messages for this memory must carry; never 0
 
-	// Only is what messages may reach, in order; nil: all. It is pinned, and stays as it is,
-	// until Revoke is nil.
+	// Only lists, in order, the ranges that messages may reach; nil: all. The caller must not
+	// change it before Revoke has returned nil.
 	Only driver.Ranges
 
-	// Inside and Phase are what a write of this process counts itself in, and looks at, before it
-	// goes on: as the Enter of the memory's driver.Shared. They stay where they are until Revoke is
-	// nil. Nil: none.
+	// Inside and Phase are those of the memory's driver.Shared, nil if there is none. A write by
+	// this process increments Inside and then reads Phase before it goes on, as Shared.Enter does.
+	// Both must stay at their addresses until Revoke has returned nil.
 	Inside *atomic.Int64
 	Phase  *atomic.Int32
 }
 
-// Import is a peer's memory.
+// Import describes memory of a peer.
 type Import struct {
-	Key          uint32 // of the owner
+	Key          uint32 // by which the owner knows it
 	Size, Ticket uint64
 	ReadOnly     bool
 }
 
-// Control is a control message, or the news that a connection is lost.
+// Control is a control message, or says that a connection is lost.
 type Control struct {
 	Worker int
-	Conn   uint64 // the end it was sent to; 0: none, the first message of a connection
+	Conn   uint64 // our end of the connection; 0: none yet, Data is the first message
 	Data   []byte
-	Lost   bool // the peer was given up; Data is nil; once a connection
-	Over   bool // and it has ended its end itself: nothing of it lands any more
+	Lost   bool // the connection is lost, which is said once; Data is nil
+	Over   bool // with Lost: the peer has ended the connection, so nothing of it lands any more
 }
 
-// Notif is a message that followed its data.
+// Notif is a message of the peer's program. All bytes that it follows have landed.
 type Notif struct {
 	Conn uint64
 	Data []byte
 }
 
-// ControlMax bounds what Conn.Control takes, NotifMax the messages of Submit.
+// The bounds of messages, in bytes.
 const (
-	ControlMax = 4096
-	NotifMax   = 4096
+	ControlMax = 4096 // of Conn.Control
+	NotifMax   = 4096 // of Submit
 )
 
-// The outcomes of ring.Done.Status beside those of UCX itself.
+// The values of ring.Done.Status that are not statuses of UCX.
 const (
 	OK       int32 = 0
 	Aborted  int32 = -1001
@@ -82,8 +82,9 @@ const (
 	Fault    int32 = -1007
 )
 
-// ErrKept is what Context.Close answers where UCX did not give our messages back in time. The
-// context stays, at rest, with its descriptors, until a later Open finds that UCX has.
+// ErrKept is returned by Context.Close if UCX has not returned all buffers of our messages in time.
+// The context then keeps its descriptors, but does nothing, until a later Open finds that UCX has
+// returned them, and frees it.
 var ErrKept = fmt.Errorf("UCX keeps a context with its descriptors: all is proven and at rest, "+
 	"and it is given back at a later Open: %w", driver.ErrTimeout)
 
@@ -93,7 +94,7 @@ var outcomes = map[int32]error{
 	Fault: driver.ErrFault,
 }
 
-// The fatal statuses of UCX that say that the peer is gone.
+// The statuses of UCX after which the peer is lost.
 const (
 	unreachable     = -6
 	canceled        = -16
@@ -103,7 +104,7 @@ const (
 	endpointTimeout = -80
 )
 
-// Error makes an error of the contract of a completion. It names the piece where
+// Error returns the error of package driver for the end of a batch, or nil. It names the piece if
 // that is known.
 func Error(d ring.Done) error {
 	if d.Status == OK {

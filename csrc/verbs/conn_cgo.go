@@ -87,16 +87,16 @@ func (n *Conn) PairEnd(pair int) error {
 	return endError(int64(C.sl_verbs_pair_end(n.c, C.uint32_t(pair))))
 }
 
-// PairSettle says, of an initiator's queue pair that has failed or was ended, that the owner has
-// destroyed its end and had seen so many messages. Requests that this does not prove done are
-// posted again.
+// PairSettle tells C that the owner has destroyed its end of an initiator's queue pair that has
+// failed or was ended, and how many messages it had seen. C posts those requests again that this
+// does not prove done.
 func (n *Conn) PairSettle(pair int, seen uint64) error {
 	defer runtime.KeepAlive(n)
 	return errnoError("settle a queue pair", -int64(C.sl_verbs_pair_settle(n.c, C.uint32_t(pair),
 		C.uint64_t(seen))))
 }
 
-// Seen is how many messages of the peer have arrived, over all pairs.
+// Seen returns how many messages of the peer have arrived, over all pairs.
 func (n *Conn) Seen() uint64 {
 	defer runtime.KeepAlive(n)
 	return uint64(C.sl_verbs_seen(n.c))
@@ -124,14 +124,14 @@ func (n *Conn) Drop(slot uint32) {
 	C.sl_verbs_drop(n.c, C.uint32_t(slot))
 }
 
-// Expire says that the epoch of an import has ended: no more requests for it are posted, and
+// Expire tells C that the epoch of an import has ended: no more requests for it are posted, and
 // batches that need it end with driver.ErrRevoked. Unknown slots are ignored.
 func (n *Conn) Expire(slot uint32) {
 	defer runtime.KeepAlive(n)
 	C.sl_verbs_expire(n.c, C.uint32_t(slot))
 }
 
-// The layouts that package ring has of C's are those of C.
+// The structs of package ring have the same size as those of C.
 var (
 	_ [C.sizeof_struct_sl_pages]byte = [unsafe.Sizeof(ring.Pages{})]byte{}
 	_ [C.sizeof_struct_sl_nest]byte  = [unsafe.Sizeof(ring.Nest{})]byte{}

@@ -95,7 +95,7 @@ func (c *Context) Poll(done []Done) int {
 }
 
 // Drive takes completions in the caller, which polls for completions and messages without pause.
-// The thread stands back until Arm.
+// The thread pauses until Arm.
 func (c *Context) Drive() {
 	defer runtime.KeepAlive(c)
 	if c.ring.Armed.Load() != 0 {
@@ -105,7 +105,7 @@ func (c *Context) Drive() {
 	C.sl_verbs_drive(c.c)
 }
 
-// noteCaller notes a caller that submits or drives: the thread stands back for it, until Arm.
+// noteCaller records that a caller submits or drives: the thread then pauses until Arm.
 func (c *Context) noteCaller() {
 	if !c.driven.Load() {
 		c.driven.Store(true)
@@ -187,7 +187,7 @@ func (c *Context) Rail(rail int) (Rail, error) {
 	return out, nil
 }
 
-// Counters returns what was counted on a rail.
+// Counters returns the counters of a rail.
 func (c *Context) Counters(rail int) (Counters, error) {
 	defer runtime.KeepAlive(c)
 	var n C.struct_sl_verbs_counters

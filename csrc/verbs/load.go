@@ -9,7 +9,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// systemLibrary is what Load opens when it is given no path.
+// systemLibrary is the library that Load opens without a path.
 const systemLibrary = "libibverbs.so.1"
 
 var library struct {

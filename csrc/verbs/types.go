@@ -43,7 +43,7 @@ type RailConfig struct {
 	EntriesMax   int    // most scatter-gather entries of a work request; 0: the device's limit
 }
 
-// Rail is what a rail can do.
+// Rail describes a rail that is open.
 type Rail struct {
 	DepthMax, SGEMax, InlineMax int
 	MTU                         int // enum ibv_mtu
@@ -51,7 +51,7 @@ type Rail struct {
 	GID                         [16]byte
 }
 
-// Counters are counted since a rail was opened.
+// Counters count what a rail has done since it was opened.
 type Counters struct {
 	BytesOut, BytesIn uint64 // acknowledged bytes of writes and of reads
 	Requests          uint64 // work requests that were posted
@@ -60,7 +60,7 @@ type Counters struct {
 	InFlight          uint64 // bytes that are posted now; the one value that also falls
 }
 
-// End is what one end of a queue pair must know of the other to connect to it.
+// End describes one end of a queue pair to the other, which connects to it by that.
 type End struct {
 	QueuePair, Packet     uint32
 	LID                   uint16
@@ -68,14 +68,14 @@ type End struct {
 	GID                   [16]byte
 }
 
-// Import is a peer's memory.
+// Import describes memory of a peer.
 type Import struct {
 	Base, Size uint64
 	ReadOnly   bool
 	RemoteKeys []uint32 // the rkey for each queue pair; 0: not reachable over it
 }
 
-// Notif is a message that arrived, behind the data that it follows.
+// Notif is a message of the peer's program. All bytes that it follows have landed.
 type Notif struct {
 	Conn uint64
 	Data []byte
@@ -129,7 +129,7 @@ const (
 	KeysMax  = 4 << 20 // keys: each is below it
 )
 
-// The values of Done.Status that are not of a completion; those are above 0.
+// The values of Done.Status that are not statuses of a work completion, which are above 0.
 const (
 	OK      int32 = 0
 	Aborted int32 = -1001
