@@ -16,7 +16,7 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// GroupConfig is what NewGroupSender and NewGroupReceiver need: one rank of one group. Plan,
+// GroupConfig configures NewGroupSender and NewGroupReceiver: one rank of one group. Plan,
 // Regions and Peers have no default. All ranks of both groups need the same Plan, of the same
 // sides in the same order.
 type GroupConfig struct {
@@ -48,7 +48,7 @@ type GroupConfig struct {
 	Summer layout.Summer
 }
 
-// LayerReport is one layer of one request.
+// LayerReport describes the hand-over of one layer of one request.
 type LayerReport struct {
 	Request uint64
 	Layer   int
@@ -97,7 +97,7 @@ func (c *GroupConfig) check(own, other []*layout.Side) error {
 	return c.Limits.check("group")
 }
 
-// rank is what GroupSender and GroupReceiver have in common.
+// rank is the common part of GroupSender and GroupReceiver.
 type rank struct {
 	cfg      GroupConfig
 	mux      *Mux
@@ -176,7 +176,7 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 	return r, nil
 }
 
-// held is what of a request lies at this rank, which sends or receives it.
+// held describes the blocks of a request at this rank, which sends or receives them.
 func (r *rank) held(receiver bool, t layout.Tables, s layout.Span) *layout.Held {
 	return &layout.Held{Receiver: receiver, Memory: r.memory, Device: r.device,
 		Summer: r.cfg.Summer, Tables: t, Span: s}
@@ -223,7 +223,7 @@ func (r *rank) lostPeer() (other int, lost bool) {
 
 func isLost(peer *engine.Peer) bool { return isClosed(peer.Lost()) }
 
-// endOf is the function of that name for a rank of the other group.
+// endOf turns an error at a rank of the other group into the end of the request.
 func (r *rank) endOf(ctx context.Context, request uint64, other int, err error) *EndError {
 	end := endOf(ctx, request, err)
 	end.Request, end.Peer = request, r.cfg.Peers[other].Name()

@@ -10,7 +10,7 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// digest digests what this rank has of a layer of the edge.
+// digest returns the digest of the part of a layer of the edge that this rank has.
 func (l *inLink) digest(layer int, in layout.Scope) (layout.Digest, error) {
 	return l.digests.Layer(l.edge, layer, l.r.held(true, l.q.tables, l.q.span), in)
 }

@@ -41,7 +41,8 @@ func (p *GroupPush) Layer(ctx context.Context, layer int) error {
 	return err
 }
 
-// newFlight returns one that has landed, or a new one: there are as many as the window has.
+// newFlight returns a flight whose layer has landed, or a new one. There are at most Window
+// flights.
 func (p *GroupPush) newFlight(layer int) *groupFlight {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,8 +114,8 @@ func (p *GroupPush) fill(f *groupFlight) error {
 	return nil
 }
 
-// post starts the transfers of a layer, if they could be made, and gives back those that it has
-// not started.
+// post starts the transfers of a layer, unless fill has failed with err. It returns the transfers
+// that it has not started to their line.
 func (p *GroupPush) post(f *groupFlight, err error) error {
 	p.mu.Lock()
 	f.posted = time.Now()
@@ -210,7 +211,7 @@ func (p *GroupPush) beginFinish() (ready bool, err error) {
 	return p.finishing, nil
 }
 
-// landed notes that a layer is in flight no more.
+// landed records that a layer is no longer in flight.
 func (p *GroupPush) landed(f *groupFlight) {
 	p.mu.Lock()
 	p.inFlight--
@@ -223,7 +224,7 @@ func (p *GroupPush) landed(f *groupFlight) {
 	}
 }
 
-// addUnproven keeps an answer that there is no proof for a transfer.
+// addUnproven keeps the error of a transfer that ended without a proof.
 func (p *GroupPush) addUnproven(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -273,7 +274,8 @@ func (p *GroupPush) run() {
 	p.cleanUp()
 }
 
-// finishFlight waits for the end of a layer on all its edges, or makes it end.
+// finishFlight waits until the transfers of a layer have ended on all its edges. It aborts them
+// when the push fails or their time is over.
 func (p *GroupPush) finishFlight(f *groupFlight, timer *time.Timer) {
 	timer.Reset(time.Until(f.posted) + p.s.cfg.LayerTimeout)
 	for _, s := range f.sent {
@@ -301,8 +303,8 @@ func (p *GroupPush) finishFlight(f *groupFlight, timer *time.Timer) {
 	p.landed(f)
 }
 
-// abortLayer ends what has not succeeded: what has ended with an error may have done so without
-// proof, too.
+// abortLayer aborts all transfers of a layer that have not succeeded: also those that have ended
+// with an error, since they may have ended without a proof.
 func (p *GroupPush) abortLayer(f *groupFlight) {
 	var all sync.WaitGroup
 	for _, s := range f.sent {
@@ -313,13 +315,14 @@ func (p *GroupPush) abortLayer(f *groupFlight) {
 	all.Wait()
 }
 
-// awaitLayer waits for a transfer, for its time to be over, or for the end of the push. It answers
-// questions meanwhile.
+// awaitLayer waits until a transfer has ended, its time is over, or the push has ended. Meanwhile
+// it answers questions of receivers about digests.
 func (p *GroupPush) awaitLayer(s sentLayer, timer *time.Timer) {
 	for {
 		select {
 		case <-s.t.t.Completed():
-			// Done is asked only now: asked in vain, it has the engine leave the polling to us.
+			// Done is called only now: a call before the end makes the engine leave the polling to
+			// us.
 			if s.t.t.Done() {
 				return
 			} // it was the signal of an earlier post
@@ -363,8 +366,8 @@ func (p *GroupPush) answer(a asking) {
 	_ = p.s.cfg.Peers[a.from.to].Notify(ctx, msg) // else the receiver's limit ends its wait
 }
 
-// cleanUp gives back what the push holds. Preconditions: no transfer is in flight, nor a call of
-// Begin or Layer under way.
+// cleanUp releases the transfers, leases and imports of the push. Preconditions: no transfer is in
+// flight, and no call of Begin or Layer runs.
 func (p *GroupPush) cleanUp() {
 	err := p.s.revoke(p.leases)
 	p.mu.Lock()

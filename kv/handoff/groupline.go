@@ -15,8 +15,8 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// groupLine keeps what one request to a peer leaves for the next: idle transfers, and the last
-// imports of each region.
+// groupLine keeps resources of one request to a peer for the next: idle transfers, and the last
+// import of each region.
 type groupLine struct {
 	eng   *engine.Engine
 	peer  *engine.Peer
@@ -29,8 +29,8 @@ type groupLine struct {
 	cachedImports map[int]*engine.Remote // by region of the peer
 }
 
-// layerTransfer is one layer on its way along one edge, with what the transfer refers to until
-// Reset.
+// layerTransfer is the transfer of one layer along one edge, with the slices that the transfer
+// refers to until Reset.
 type layerTransfer struct {
 	t        *engine.Transfer
 	patterns []engine.Pattern
@@ -57,8 +57,8 @@ func (l *groupLine) transfer() (*layerTransfer, error) {
 	return &layerTransfer{t: t}, nil
 }
 
-// putBack keeps a transfer for the next layer. One that failed is closed instead: the engine may
-// have given it up.
+// putBack keeps a transfer for the next layer. It closes one that failed, since the engine may have
+// given it up.
 func (l *groupLine) putBack(t *layerTransfer, err error) {
 	if err != nil || t.t.Reset() != nil {
 		_ = t.t.Close() // the outcome was reported already
@@ -116,17 +116,17 @@ func (t *layerTransfer) fill(e *layout.Edge, layer int, from, to layout.Tables, 
 	return nil
 }
 
-// groupLease is the lease of what one request has in one region and some layers of this rank.
+// groupLease is the lease of the blocks of one request in one region, for some layers of this rank.
 type groupLease struct {
 	layerRange
 	lease *engine.Lease
 }
 
-// layerRange is what a lease is of: layers from first on, end excluded.
+// layerRange says which layers of a region a lease covers: from first up to end, excluding end.
 type layerRange struct{ region, first, end int }
 
-// lease leases the blocks of a request out: with one token for each region, or where that has too
-// many ranges, with one for some layers each.
+// lease leases the blocks of a request to the other group. It makes one lease for each region or,
+// if that would have too many ranges, several leases for some layers each.
 func (r *rank) lease(t layout.Tables, s layout.Span, o engine.LeaseOptions) (list []groupLease,
 	err error) {
 	end := slices.Max(r.layers()) + 1
@@ -167,11 +167,12 @@ func (r *rank) leaseLayers(list []groupLease, p layerRange, t layout.Tables, s l
 	return append(list, groupLease{p, l}), nil
 }
 
-// abort ends a transfer, and waits for the end, which the engine bounds. An error is ErrUnproven.
+// abort ends a transfer, and waits for its end, which the engine bounds. An error is
+// ErrUnproven or ErrInUse.
 func (t *layerTransfer) abort() error { return withoutProof(t.t.Abort(context.Background())) }
 
-// withoutProof makes an error of Abort say what each of them means. After ErrUnproven the memory of
-// this side is free: a peer that does not answer may be sent bytes still.
+// withoutProof turns an error of Abort into ErrInUse, except for ErrUnproven: after that one the
+// memory of this side is free, and only the peer may still get bytes.
 func withoutProof(err error) error {
 	if err == nil || errors.Is(err, engine.ErrUnproven) {
 		return err
@@ -179,10 +180,11 @@ func withoutProof(err error) error {
 	return fmt.Errorf("%w: %w", ErrInUse, err)
 }
 
-// revokePause is between two looks for a proof that a backend does not have yet.
+// revokePause is the pause between two attempts of revokeWithin.
 const revokePause = 20 * time.Millisecond
 
-// revokeWithin looks for a proof until ctx is over: a writer that does not answer may only be late.
+// revokeWithin revokes a lease, again and again until there is a proof or ctx is over: a writer
+// that does not answer may only be late.
 func revokeWithin(ctx context.Context, l *engine.Lease) error {
 	for {
 		err := l.Revoke(ctx)
@@ -197,8 +199,8 @@ func revokeWithin(ctx context.Context, l *engine.Lease) error {
 	}
 }
 
-// revokeAtOnce is how many leases of a request are revoked at once: a peer that stands still costs
-// the backend's grace for each of them.
+// revokeAtOnce is how many leases of a request revoke ends at the same time: with a peer that
+// stands still each takes as long as the backend's grace.
 const revokeAtOnce = 8
 
 // revoke ends leases, and returns nil once it is proven that nothing goes through any of them.
@@ -230,14 +232,14 @@ func (r *rank) revoke(leases []groupLease) error {
 	return &standing
 }
 
-// groupImport is a lease of a peer.
+// groupImport is an imported lease of a peer.
 type groupImport struct {
 	layerRange
 	remote *engine.Remote
 }
 
-// importAll imports the leases of a rank of the other group. It looks between two imports whether
-// the request goes on: each may wait for an answer.
+// importAll imports the leases of a rank of the other group. An import may wait for an answer, so
+// importAll stops between two of them if the request has ended.
 func (r *rank) importAll(ctx context.Context, other int, there places) (list []groupImport,
 	err error) {
 	if err := checkLeases(there.tokens, r.others[other]); err != nil {
@@ -256,8 +258,9 @@ func (r *rank) importAll(ctx context.Context, other int, there places) (list []g
 	return list, nil
 }
 
-// checkLeases refuses leases that rank.lease does not make: each has layers of its region that no
-// other has. A few bytes name megabytes of ranges, so that their number must be bounded.
+// checkLeases returns an error for leases that rank.lease does not make, of which no two have the
+// same layer of a region. A token of a few bytes may name megabytes of ranges, so the number of
+// tokens must be bounded.
 func checkLeases(tokens []token, side *layout.Side) error {
 	last := layerRange{}
 	for _, t := range tokens {

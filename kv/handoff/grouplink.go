@@ -12,7 +12,8 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// inLink is the way from one sending rank, with or without bytes, for one request.
+// inLink is the receiving end of one request between this rank and one sending rank. It exists also
+// if that rank has no bytes for this one.
 type inLink struct {
 	r       *GroupReceiver
 	from    int
@@ -58,7 +59,8 @@ func newInLink(r *GroupReceiver, from int, session uint64) *inLink {
 // isComplete reports whether the sender has handed over its part. Precondition: r.mu is held.
 func (l *inLink) isComplete() bool { return l.granted && l.done && l.left == 0 }
 
-// reject ends a link that belongs to no request. Precondition: r.mu is held.
+// reject ends a link that belongs to no request, and tells the sender why. Precondition: r.mu is
+// held.
 func (l *inLink) reject(reason Reason) {
 	if l.reason == 0 {
 		l.reason = reason
@@ -66,7 +68,7 @@ func (l *inLink) reject(reason Reason) {
 	}
 }
 
-// receive notes what the sender says. Precondition: r.mu is held.
+// receive handles a message of the sender. Precondition: r.mu is held.
 func (l *inLink) receive(m *message) {
 	ok := false
 	switch {
@@ -124,10 +126,10 @@ func (l *inLink) receive(m *message) {
 	signal(l.q.alive)
 }
 
-// follows reports whether layers that the sender has announced are still to be read, or compared.
+// follows reports whether this rank has to read or compare the layers that the sender announces.
 func (l *inLink) follows() bool { return l.edge.Op == engine.Read || l.begin.digests }
 
-// attach finds the request that the sender has begun. Precondition: r.mu is held.
+// attach adds the link to the request that the sender has begun. Precondition: r.mu is held.
 func (l *inLink) attach() {
 	g, err := decodeGroupBegin(l.asked.bytes)
 	r, q := l.r, l.r.requests[g.request]
@@ -192,7 +194,7 @@ func (r *GroupReceiver) drop(l *inLink) {
 	r.begun[l.from]--
 }
 
-// receiveAll returns nil when all that the sender has for this rank is here, or when the request
+// receiveAll returns nil once all bytes that the sender has for this rank are here, or the request
 // has ended.
 func (l *inLink) receiveAll() (err error) {
 	q, peer, side := l.q, l.r.cfg.Peers[l.from], l.r.others[l.from]
@@ -239,14 +241,14 @@ func (l *inLink) receiveAll() (err error) {
 	return l.followLayers()
 }
 
-// pull is a layer that is being read.
+// pull is a layer that this rank is reading.
 type pull struct {
 	arrival
 	t *layerTransfer
 }
 
-// followLayers reads the layers of an edge whose operation is that, compares digests, and returns
-// when all layers are here or the request has ended.
+// followLayers reads the layers that the sender announces, if the operation of the edge is Read,
+// and compares their digests. It returns when all layers are here or the request has ended.
 func (l *inLink) followLayers() (err error) {
 	if l.edge == nil || !l.follows() {
 		return nil
@@ -307,7 +309,7 @@ func (l *inLink) followLayers() (err error) {
 	return nil
 }
 
-// read starts to read a layer. One of no bytes needs no transfer.
+// read starts to read a layer. A layer without bytes needs no transfer.
 func (l *inLink) read(a arrival) (pull, error) {
 	t, err := l.r.lines[l.from].transfer()
 	if err != nil {
@@ -337,7 +339,7 @@ func (l *inLink) whyRevoked(err error) error {
 	return &EndError{Remote: true, Reason: Aborted, Err: err}
 }
 
-// abort ends reads that are under way.
+// abort aborts the reads in flight.
 func (l *inLink) abort(flying []pull) error {
 	var errs []error
 	for _, p := range flying {
@@ -353,7 +355,7 @@ func (l *inLink) abort(flying []pull) error {
 	return errors.Join(errs...)
 }
 
-// arrived compares the digest of a layer that is here, and notes it.
+// arrived compares the digest of a layer that is here, and records the layer in the request.
 func (l *inLink) arrived(a arrival) error {
 	if len(a.digest) > 0 {
 		if err := l.compare(a); err != nil {

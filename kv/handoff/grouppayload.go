@@ -21,14 +21,14 @@ type groupBegin struct {
 	places
 }
 
-// places is where one rank has a request, and the leases that open those bytes to the other: of
-// the sender where the receiver reads, of the receiver where the sender writes.
+// places says where one rank has a request, with the leases by which the other reaches those bytes:
+// those of the sender if the receiver reads, those of the receiver if the sender writes.
 type places struct {
 	tables layout.Tables
 	tokens []token
 }
 
-// token opens what a request has in one region and some layers.
+// token is the token of a lease of a request, in one region and for some layers.
 type token struct {
 	layerRange
 	lease []byte
@@ -43,8 +43,8 @@ const (
 	blocksMax      = 1 << 20  // of a request
 )
 
-// placesMax bounds the length of places of another rank, which has some where the operation of
-// the edge is op.
+// placesMax returns the most bytes that the places of another rank may have. That rank sends places
+// if the operation of the edge is op.
 func (r *rank) placesMax(other int, op engine.Op) uint64 {
 	if r.op(other) != op {
 		return 2 + 4
@@ -168,7 +168,7 @@ func decodeDigest(b []byte) (d layout.Digest, ok bool) {
 		Cells: binary.LittleEndian.Uint64(b[16:])}, true
 }
 
-// question is what a receiver asks of a sender's digests.
+// question asks a sender for the digest of a part of a layer.
 type question struct {
 	number uint32 // that the answer has, too
 	layer  uint32

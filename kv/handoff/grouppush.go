@@ -14,9 +14,9 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// GroupPush is what one prefill rank sends of a request. It holds resources of all ranks until
-// Finish has succeeded or Abort was called. Layer may be called by several goroutines, Abort and
-// the others by any; Finish by one.
+// GroupPush sends the part of a request that one prefill rank has. It holds resources of all ranks
+// until Finish has succeeded or Abort was called. Layer may be called by several goroutines, Abort
+// and the others by any; Finish by one.
 type GroupPush struct {
 	s       *GroupSender
 	request uint64
@@ -46,8 +46,8 @@ type GroupPush struct {
 	unconfirmed int // links
 }
 
-// outLink is the way to one receiving rank, with or without bytes. GroupPush.mu guards what
-// messages change.
+// outLink is the sending end of one request between this rank and one receiving rank. It exists
+// also if this rank has no bytes for that one. GroupPush.mu guards the fields that messages change.
 type outLink struct {
 	push      *GroupPush
 	to        int
@@ -63,7 +63,7 @@ type outLink struct {
 	imports []groupImport
 }
 
-// groupFlight is one layer on its way to several ranks.
+// groupFlight is one layer in flight to several ranks.
 type groupFlight struct {
 	layer  int
 	posted time.Time
@@ -106,7 +106,7 @@ func newGroupPush(s *GroupSender, request uint64, t layout.Tables, in layout.Spa
 	return p, err
 }
 
-// begin meets all receivers at once. What goes wrong ends the push.
+// begin calls meet for all receivers at the same time. An error ends the push.
 func (p *GroupPush) begin(ctx context.Context) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -140,7 +140,7 @@ func (p *GroupPush) begin(ctx context.Context) {
 	all.Wait()
 }
 
-// placesOf is what goes to the other group.
+// placesOf returns the places of a request in the form that goes to the other group.
 func placesOf(t layout.Tables, leases []groupLease) places {
 	p := places{tables: t}
 	for _, l := range leases {
@@ -194,7 +194,7 @@ func (p *GroupPush) Err() error {
 // before, or ErrInUse: then never.
 func (p *GroupPush) Ended() <-chan struct{} { return p.ended }
 
-// outcome is what a call on a push that is over returns. Precondition: p.mu is held.
+// outcome returns the error of a call on a push that is over. Precondition: p.mu is held.
 func (p *GroupPush) outcome() error {
 	if p.err != nil {
 		return p.err
@@ -228,7 +228,7 @@ func (p *GroupPush) fail(end *EndError, from *outLink) {
 	}
 }
 
-// lost ends the push, unless the rank that was lost has taken over what is its own.
+// lost ends the push, unless the lost rank has confirmed its part.
 func (p *GroupPush) lost(l *outLink) {
 	p.mu.Lock()
 	confirmed := l.confirmed
@@ -238,7 +238,7 @@ func (p *GroupPush) lost(l *outLink) {
 	}
 }
 
-// receive notes what a receiver says. It does not wait.
+// receive handles a message of a receiver. It does not wait.
 func (p *GroupPush) receive(l *outLink, m *message) {
 	if m.kind == kindEnd {
 		p.fail(&EndError{Remote: true, Reason: m.reason}, l)

@@ -13,7 +13,8 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// GroupReceiver is one decode rank. All methods may be called by any goroutine.
+// GroupReceiver receives the requests of one decode rank. All methods may be called by any
+// goroutine.
 type GroupReceiver struct {
 	*rank
 	zeros    zeros
@@ -91,7 +92,7 @@ func (r *GroupReceiver) Open(ctx context.Context, request uint64, t layout.Table
 	return q, nil
 }
 
-// claim returns the request of a number, for the one call of Open that it has.
+// claim returns the request of a number to its one call of Open.
 func (r *GroupReceiver) claim(request uint64) (*GroupRequest, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,8 +132,8 @@ func (r *GroupReceiver) add(request uint64) *GroupRequest {
 	return q
 }
 
-// remember takes a request out that has failed, and keeps the reason for a while, for the ranks
-// that come to it late. Precondition: r.mu is held.
+// remember removes a request that has failed, and keeps the reason for a while, for ranks that
+// begin it late. Precondition: r.mu is held.
 func (r *GroupReceiver) remember(q *GroupRequest) {
 	delete(r.requests, q.ID)
 	r.count.addEnd(q.end.Reason)

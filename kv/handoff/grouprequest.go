@@ -13,33 +13,33 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// GroupRequest is one request on its way to this decode rank, or here. All methods may be called
-// by any goroutine.
+// GroupRequest is one request that decode has opened at this rank. All methods may be called by any
+// goroutine.
 type GroupRequest struct {
-	ID uint64 // that Open was given
+	ID uint64 // as Open was given it
 
 	r        *GroupReceiver
 	tables   layout.Tables
 	span     layout.Span
 	leases   []groupLease
 	ready    chan int
-	ctx      context.Context // is over when the request has failed
+	ctx      context.Context // cancelled when the request has failed
 	cancel   context.CancelCauseFunc
-	prepared chan struct{}  // closed when Open leases nothing more
+	prepared chan struct{}  // closed when Open makes no more leases
 	opened   chan struct{}  // closed when Open has succeeded
-	alive    chan struct{}  // one entry: a sender gave a sign of life
+	alive    chan struct{}  // one entry: a sender has given a sign of life
 	complete chan struct{}  // closed when all senders have handed over their parts
-	closed   chan struct{}  // closed when the outcome is known and no lease stands
-	work     sync.WaitGroup // of links
+	closed   chan struct{}  // closed when the outcome is known and all leases are revoked
+	work     sync.WaitGroup // goroutines of links
 
 	// Guarded by GroupReceiver.mu.
-	claimed bool        // by Open
-	links   []*inLink   // by sender; nil: it has not begun
-	edges   map[int]int // by layer: edges that have not brought it
-	end     *EndError
-	err     error // the outcome, once closed is closed
+	claimed bool        // Open has taken the request
+	links   []*inLink   // by sender; nil: the sender has not begun
+	edges   map[int]int // by layer: the number of edges that have not brought it
+	end     *EndError   // why the request failed
+	err     error       // the outcome, once closed is closed
 
-	unproven error // a read was ended without a proof
+	unproven error // set if a read was ended without a proof
 }
 
 func newGroupRequest(r *GroupReceiver, number uint64) *GroupRequest {
@@ -62,10 +62,10 @@ func newGroupRequest(r *GroupReceiver, number uint64) *GroupRequest {
 // of it, in the order of arrival. It is closed when the request ends: complete if Err is nil.
 func (q *GroupRequest) Ready() <-chan int { return q.ready }
 
-// Done is closed when this rank has all of the request, or it has failed; Err says which. In both
-// cases nothing lands in its blocks any more, unless Err is ErrUnproven: a *LeasesError tells when
-// that has come to an end after all, and with ErrInUse it never does. Other ranks may have failed:
-// ask each of them.
+// Done is closed when this rank has all of the request, or the request has failed; Err says which.
+// In both cases nothing lands in its blocks any more, unless Err is ErrUnproven: then the
+// *LeasesError in it tells when nothing lands any more, which with ErrInUse is never. Other ranks
+// may have failed, so ask each of them.
 func (q *GroupRequest) Done() <-chan struct{} { return q.closed }
 
 // Err returns why the request failed, an *EndError; nil while it has not ended and when it is
@@ -77,8 +77,8 @@ func (q *GroupRequest) Err() error {
 }
 
 // Cancel ends the request on all ranks, unless it is complete here. When it returns nil, nothing
-// lands in the blocks of this rank any more; driver.ErrUnproven where that could not be proved.
-// ctx bounds the wait; the end goes on without it.
+// lands in the blocks of this rank any more; it returns driver.ErrUnproven if that cannot be
+// proved. ctx bounds the wait alone: the request ends also if the wait does not last so long.
 func (q *GroupRequest) Cancel(ctx context.Context) error {
 	q.fail(&EndError{Reason: Cancelled})
 	select {
@@ -99,8 +99,8 @@ func (q *GroupRequest) fail(end *EndError) {
 	q.failLocked(end, nil)
 }
 
-// failLocked ends the request before it is complete, and notifies the senders at once, except from,
-// which has ended it. Precondition: r.mu is held.
+// failLocked ends a request that is not complete. It notifies all senders at once, except from,
+// which has ended the request itself. Precondition: r.mu is held.
 func (q *GroupRequest) failLocked(end *EndError, from *inLink) {
 	if q.end != nil || isClosed(q.complete) {
 		return
@@ -123,7 +123,7 @@ func (q *GroupRequest) failLocked(end *EndError, from *inLink) {
 func (q *GroupRequest) run() {
 	q.await()
 	q.r.mu.Lock()
-	claimed := q.claimed // it stays so: Open finds no request that has ended
+	claimed := q.claimed // does not change any more: Open takes no request that has ended
 	q.r.mu.Unlock()
 	if claimed {
 		<-q.prepared
@@ -134,7 +134,8 @@ func (q *GroupRequest) run() {
 	q.settle(err)
 }
 
-// await returns when the request is complete or has failed. Its limits make it fail.
+// await returns when the request is complete or has failed. It fails a request that exceeds
+// MeetTimeout or IdleTimeout.
 func (q *GroupRequest) await() {
 	limit := time.NewTimer(q.r.cfg.MeetTimeout)
 	defer limit.Stop()
@@ -146,9 +147,9 @@ func (q *GroupRequest) await() {
 			return
 		case <-q.alive:
 			q.r.mu.Lock()
-			met := isClosed(q.opened) && q.missing() == nil
+			begun := isClosed(q.opened) && q.missing() == nil
 			q.r.mu.Unlock()
-			if met {
+			if begun {
 				limit.Reset(q.r.cfg.IdleTimeout)
 			} else {
 				limit.Reset(q.r.cfg.MeetTimeout)
@@ -171,7 +172,7 @@ func (q *GroupRequest) missing() (list []int) {
 	return list
 }
 
-// overdue says what did not come in time. Precondition: r.mu is held.
+// overdue returns an error that says who has exceeded which limit. Precondition: r.mu is held.
 func (q *GroupRequest) overdue() error {
 	if !isClosed(q.opened) {
 		return fmt.Errorf("this rank has not opened it within %v", q.r.cfg.MeetTimeout)
@@ -189,7 +190,7 @@ func (q *GroupRequest) overdue() error {
 		q.r.cfg.IdleTimeout, list)
 }
 
-// settle notes the outcome, and confirms a complete request to the senders.
+// settle records the outcome, forgets the request, and confirms a complete one to the senders.
 func (q *GroupRequest) settle(unproven error) {
 	q.r.mu.Lock()
 	unproven = errors.Join(unproven, q.unproven)
@@ -205,7 +206,7 @@ func (q *GroupRequest) settle(unproven error) {
 	} else {
 		q.r.count.finished.Add(1)
 	}
-	if q.r.requests[q.ID] == q { // else another one begins there
+	if q.r.requests[q.ID] == q { // else a later request has the same ID
 		delete(q.r.requests, q.ID)
 	}
 	if q.claimed {
@@ -224,7 +225,7 @@ func (q *GroupRequest) settle(unproven error) {
 	close(q.closed)
 }
 
-// arrived notes that one edge has brought a layer.
+// arrived records that the edge from the sender of l has brought a layer.
 func (q *GroupRequest) arrived(l *inLink, layer int) {
 	q.r.mu.Lock()
 	defer q.r.mu.Unlock()
@@ -237,14 +238,15 @@ func (q *GroupRequest) arrivedLocked(l *inLink, layer int) {
 		return
 	}
 	l.left--
-	signal(q.alive) // what is read, or compared, takes time, too
+	signal(q.alive) // while this rank reads or compares, the senders say nothing
 	if q.edges[layer]--; q.edges[layer] == 0 {
 		q.ready <- layer // has room for all of them
 	}
 	q.checkComplete()
 }
 
-// checkComplete looks whether all senders have handed over their parts. Precondition: r.mu is held.
+// checkComplete completes the request if it is open and all senders have handed over their parts.
+// Precondition: r.mu is held.
 func (q *GroupRequest) checkComplete() {
 	for _, l := range q.links {
 		if l == nil || !l.isComplete() {

@@ -11,7 +11,7 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// GroupSender is one prefill rank. All methods may be called by any goroutine.
+// GroupSender sends the requests of one prefill rank. All methods may be called by any goroutine.
 type GroupSender struct {
 	*rank
 
@@ -40,7 +40,7 @@ func NewGroupSender(m *Mux, cfg GroupConfig) (*GroupSender, error) {
 // them has opened the request; ctx and MeetTimeout bound the wait. A rank whose GroupReceiver is
 // not made yet does not hear of it. The number names one hand-over for ever: another attempt needs
 // another one. The tables must not change, and the blocks stay, until the GroupPush has ended.
-// Errors are *EndError, but for what is wrong with the call.
+// Errors are *EndError, except those about the arguments.
 func (s *GroupSender) Begin(ctx context.Context, request uint64, t layout.Tables, in layout.Span) (
 	*GroupPush, error) {
 	if err := s.side.CheckTables(t, in); err != nil {
@@ -92,7 +92,7 @@ func (s *GroupSender) open(request uint64, t layout.Tables, in layout.Span) (*Gr
 	return p, nil
 }
 
-// forget takes a push out of which nothing is left.
+// forget removes a push that has ended and holds nothing any more.
 func (s *GroupSender) forget(p *GroupPush) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (s *GroupSender) all() []*GroupPush {
 	return list
 }
 
-// lost ends every push that a lost rank has not taken over.
+// lost ends every push whose part a lost rank has not confirmed.
 func (s *GroupSender) lost(other int) {
 	for _, p := range s.all() {
 		p.lost(p.links[other])

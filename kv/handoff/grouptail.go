@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/kv/layout"
 )
 
-// zeros is what tails outside DRAM are filled from.
+// zeros is memory full of zeros, from which tails outside DRAM are filled.
 type zeros struct {
 	memory *engine.Memory
 	region *engine.Region
@@ -66,7 +66,7 @@ func (z *zeros) close() error {
 	return errors.Join(errs...)
 }
 
-// zeroTails fills what lies behind a span in this rank's last blocks with zeros.
+// zeroTails fills the rest of this rank's last blocks, behind a span, with zeros.
 func (r *GroupReceiver) zeroTails(ctx context.Context, t layout.Tables, s layout.Span) error {
 	var patterns []engine.Pattern
 	var err error

@@ -9,9 +9,9 @@ import (
 	"github.com/sluicehq/sluice/engine"
 )
 
-// Mux deals the notifications of an engine out to ranks of groups, by the first byte of the message
-// and its sender, so that hand-over and other users share an engine. It is the only reader of
-// Engine.Notifications.
+// Mux distributes the notifications of an engine to ranks of groups, by the first byte of the
+// message and its sender, so that hand-over and other users can share an engine. It is the only
+// reader of Engine.Notifications.
 type Mux struct {
 	eng   *engine.Engine
 	stop  chan struct{}
@@ -23,13 +23,13 @@ type Mux struct {
 	rest     func(engine.Notification)
 }
 
-// origin is which messages a handler wants.
+// origin says which messages a handler gets.
 type origin struct {
 	first byte
 	id    [16]byte // of an engine
 }
 
-// handler is called for each message, in order. All share one goroutine: none may wait.
+// handler is called for each message, in order. All handlers share one goroutine, so none may wait.
 type handler func(engine.Notification)
 
 // NewMux starts to read the notifications of an engine.
