@@ -24,7 +24,7 @@ func (o Op) String() string {
 	return fmt.Sprintf("Op(%d)", uint8(o))
 }
 
-// Tail is what follows the bytes of a Write to the peer.
+// Tail says what follows the bytes of a Write to the peer.
 type Tail uint8
 
 // The tails.

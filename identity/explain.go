@@ -44,7 +44,7 @@ func (i *Identity) Explain(err error, other string) error {
 	return err
 }
 
-// ofTheirs is what we found wrong.
+// ofTheirs explains an error that this side has found in the certificate of the other.
 func (i *Identity) ofTheirs(err error, other string) error {
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
@@ -103,8 +103,8 @@ func named(c *x509.Certificate) string {
 	return fmt.Sprintf(" (%q)", c.Subject.CommonName)
 }
 
-// ofOurs is what the other side found wrong with us: an alert, of which crypto/tls shows
-// the text alone.
+// ofOurs explains an error that the other side has found in our certificate: an alert, of which
+// crypto/tls shows the text alone.
 func (i *Identity) ofOurs(err error, other string) error {
 	text := err.Error()
 	if !strings.Contains(text, "remote error: tls: ") {

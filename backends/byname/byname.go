@@ -23,30 +23,31 @@ type Backend struct {
 	Reach driver.Reach // how far away its peers may be
 	Cgo   bool         // it calls C libraries: a build without cgo does not have it
 
-	open   func(words []string) (driver.Backend, error)
+	open   func(options []string) (driver.Backend, error)
 	config reflect.Type
 }
 
 // all is in order of preference: an engine prefers the first of equally good backends.
 var all = []Backend{
-	of("shm", driver.SameHost, false, shm.New),
-	of("rdma", driver.Network, true, rdma.New),
-	of("ucx", driver.Network, true, ucx.New),
-	of("tcp", driver.Network, false, newTCP),
-	of("mem", driver.InProcess, false, mem.New),
-	of("posix", driver.InProcess, false, newPosix),
-	of("cuda", driver.InProcess, true, newCUDA),
-	of("gds", driver.InProcess, true, gds.New),
+	backend("shm", driver.SameHost, false, shm.New),
+	backend("rdma", driver.Network, true, rdma.New),
+	backend("ucx", driver.Network, true, ucx.New),
+	backend("tcp", driver.Network, false, newTCP),
+	backend("mem", driver.InProcess, false, mem.New),
+	backend("posix", driver.InProcess, false, newPosix),
+	backend("cuda", driver.InProcess, true, newCUDA),
+	backend("gds", driver.InProcess, true, gds.New),
 }
 
-func of[C any, B driver.Backend](name string, reach driver.Reach, cgo bool,
-	make func(C) (B, error)) Backend {
-	return Backend{name, reach, cgo, func(words []string) (driver.Backend, error) {
+// backend describes a backend with the Config C, which newBackend opens.
+func backend[C any, B driver.Backend](name string, reach driver.Reach, cgo bool,
+	newBackend func(C) (B, error)) Backend {
+	return Backend{name, reach, cgo, func(options []string) (driver.Backend, error) {
 		var cfg C
-		if err := SetOptions(&cfg, words); err != nil {
+		if err := SetOptions(&cfg, options); err != nil {
 			return nil, err
 		}
-		b, err := make(cfg)
+		b, err := newBackend(cfg)
 		if err != nil {
 			return nil, err // b is a nil pointer, which would make an interface that is not nil
 		}
@@ -54,13 +55,12 @@ func of[C any, B driver.Backend](name string, reach driver.Reach, cgo bool,
 	}, reflect.TypeFor[C]()}
 }
 
-// All returns the backends in order of preference: an engine prefers the first of equally good
-// ones.
+// All returns the backends in order of preference.
 func All() []Backend { return slices.Clone(all) }
 
 // Check checks NAME:OPTION=VALUE,... without opening anything. Its errors are *Error.
 func Check(spec string) error {
-	name, words, err := Split(spec)
+	name, options, err := Split(spec)
 	if err != nil {
 		return err
 	}
@@ -68,19 +68,19 @@ func Check(spec string) error {
 	if err != nil {
 		return err
 	}
-	return SetOptions(reflect.New(b.config).Interface(), words)
+	return SetOptions(reflect.New(b.config).Interface(), options)
 }
 
 // Open opens a backend with options such as "ring_bytes=65536". For an unknown name or option, or
 // an invalid value, the error is an *Error that lists the valid ones. If the backend is not in this
 // build, or this machine lacks something that it needs, the error is a *driver.UnavailableError
 // that says how to get it. Other errors are those of the backend's New.
-func Open(name string, words []string) (driver.Backend, error) {
+func Open(name string, options []string) (driver.Backend, error) {
 	b, err := find(name)
 	if err != nil {
 		return nil, err
 	}
-	return b.open(words)
+	return b.open(options)
 }
 
 func find(name string) (Backend, error) {
@@ -96,7 +96,8 @@ func find(name string) (Backend, error) {
 		strings.Join(names, ", "))
 }
 
-// Fields maps the name of each Config field, as errors of backends use it, to the option's name.
+// Fields maps the name of each field of a Config to that of its option. Errors of backends name the
+// field.
 func Fields() map[string]string {
 	names := map[string]string{}
 	for _, b := range all {

@@ -27,7 +27,7 @@ func Errorf(format string, args ...any) error { return &Error{fmt.Sprintf(format
 // to the value before the comma, as in devices=rxe0,rxe2. A comma after a backslash is part of the
 // value, for paths with a comma and "=". An option with an empty value is an *Error, since it is
 // most likely a script's variable that is not set.
-func Split(spec string) (name string, words []string, err error) {
+func Split(spec string) (name string, options []string, err error) {
 	name, rest, found := strings.Cut(spec, ":")
 	if name == "" || found && rest == "" {
 		return "", nil, Errorf("%q: want a name, or NAME:OPTION=VALUE,OPTION=VALUE", spec)
@@ -37,28 +37,28 @@ func Split(spec string) (name string, words []string, err error) {
 	}
 	const comma = "\x00" // which no argument of a command and no path has
 	for _, piece := range strings.Split(strings.ReplaceAll(rest, `\,`, comma), ",") {
-		if strings.Contains(piece, "=") || len(words) == 0 {
-			words = append(words, piece)
+		if strings.Contains(piece, "=") || len(options) == 0 {
+			options = append(options, piece)
 		} else {
-			words[len(words)-1] += "," + piece
+			options[len(options)-1] += "," + piece
 		}
 	}
-	for i, w := range words {
+	for i, w := range options {
 		if option, found := strings.CutSuffix(w, "="); found {
 			return "", nil, Errorf("option %s is empty: give it a value, or leave it out", option)
 		}
-		words[i] = strings.ReplaceAll(w, comma, ",")
+		options[i] = strings.ReplaceAll(w, comma, ",")
 	}
-	return name, words, nil
+	return name, options, nil
 }
 
 // SetOptions sets exported fields of the struct that config points to: "ring_bytes=65536" sets
 // RingBytes. Durations are written as "50ms", sizes may be written as "8MiB". A list of strings
 // takes one element per word; a list of numbers takes several, separated by commas. Errors are
 // *Error.
-func SetOptions(config any, words []string) error {
+func SetOptions(config any, options []string) error {
 	c := reflect.ValueOf(config).Elem()
-	for _, w := range words {
+	for _, w := range options {
 		name, value, found := strings.Cut(w, "=")
 		if !found {
 			return Errorf("option %q: write it as name=value", w)

@@ -35,7 +35,7 @@ const (
 	Message                   // a batch with a message, with bytes or without
 )
 
-// Deed is what a rule does: the result of one of the functions below.
+// Deed is the action of a rule. The functions below make deeds.
 type Deed struct {
 	kind         kind
 	time, jitter time.Duration
@@ -122,7 +122,7 @@ func (r *Rule) flaw() string {
 	return ""
 }
 
-// count is what a rule has met.
+// count counts the batches that a rule matched, and those in which it fired.
 type count struct{ matched, fired uint64 }
 
 // hits counts a batch, and reports whether rule i hits it, as the nth that matched.
@@ -168,7 +168,7 @@ func (b *Backend) span(i int, n uint64) time.Duration {
 	return max(0, d.time+time.Duration((2*b.draw(i, n, drawTime)-1)*float64(d.jitter)))
 }
 
-// verdict is what the rules do to one batch.
+// verdict says what all rules together do to one batch.
 type verdict struct {
 	start  time.Duration // submit it to the wrapped backend so much later
 	hold   time.Duration // after that, hold its completion back for so long

@@ -10,7 +10,7 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// can is what batches of a peer may contain.
+// can has the bits of driver.Peer.Can for every peer.
 const can = driver.CanPattern | driver.CanNotify
 
 // job is a batch that a worker copies. New makes all jobs; they are reused.

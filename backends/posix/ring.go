@@ -77,7 +77,7 @@ const (
 	cancelTag = 1 << 32 // in user_data: the completion of a cancel, which Reap ignores
 )
 
-// ringFile is what the ring knows of a file.
+// ringFile is the state of a file in the ring.
 type ringFile struct {
 	fixed, fixedDirect int32   // indices in the registered file table; -1: none
 	hasWriter          bool    // a writer does the short buffered writes, not io_uring

@@ -58,7 +58,7 @@ type peer struct {
 
 var _ driver.Peer = (*peer)(nil)
 
-// canDo is what batches of a peer may contain.
+// canDo has the bits of driver.Peer.Can for every peer.
 const canDo = driver.CanPattern | driver.CanNotify
 
 func newPeer(b *Backend, owner address) *peer {

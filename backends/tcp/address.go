@@ -13,7 +13,7 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// address is what an Addr says of its owner: an identifier of the backend, how it is secured, and
+// address is the content of an Addr: an identifier of the backend, how it is secured, and
 // the places where it listens. A digest detects an Addr that was cut or altered by accident.
 type address struct {
 	owner session.Owner

@@ -9,7 +9,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// batch is the copy of what one Submit was given. Batches are reused. prepare sets the first block;
+// batch is a copy of the arguments of one Submit. Batches are reused. prepare sets the first block;
 // peer.mu guards the rest.
 type batch struct {
 	op       driver.Op
@@ -54,7 +54,7 @@ func (v *pair) matches(d *driver.Desc) bool {
 	return v.localKey == d.LocalKey && v.remoteKey == d.RemoteKey
 }
 
-// remote is an import: what the owner has answered to a token.
+// remote is an imported memory, as the owner has described it in its answer.
 type remote struct {
 	key      uint32
 	ticket   uint64

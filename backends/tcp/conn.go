@@ -63,7 +63,8 @@ const (
 	bulk
 )
 
-// side is what a connection belongs to: a peer, at the initiator, or an inbound, at the owner.
+// side is the end that a connection belongs to: a peer, at the initiator, or an inbound, at the
+// owner.
 type side interface {
 	// serve is the loop of the reading goroutine: it reads frames until the connection ends, and
 	// returns why.

@@ -174,11 +174,11 @@ func readFrame(r io.Reader, kinds ...uint8) (h header, body []byte, err error) {
 // doubles when all places were tried.
 const placeTime = time.Second
 
-// errSilent: a place has not answered in its time. It may be tried for longer.
+// errSilent says that a place has not answered in its time. A longer attempt may succeed.
 var errSilent = errors.New("no answer")
 
-// errHungUp: the owner has closed a connection without a reason, since it came late, or too many
-// waited. It may welcome the next one.
+// errHungUp says that the owner has closed a connection without a reason: the connection came late,
+// or too many waited. The owner may welcome the next one.
 var errHungUp = errors.New("the other side hung up")
 
 // greet opens connection i, sends its first frame, and returns the owner's answer. Some of the

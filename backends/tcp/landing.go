@@ -12,8 +12,8 @@ import (
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
-// landing is where the payload of one frame goes: that of a Write, at the owner, or the bytes of a
-// Read, at the initiator. It lands in pieces, each between beginPiece and endPiece.
+// landing is the destination of the payload of one frame: of a Write, at the owner, or of the
+// answer to a Read, at the initiator. It lands in pieces, each between beginPiece and endPiece.
 type landing struct {
 	ranges
 	mem    []byte        // nil: the bytes go nowhere
@@ -29,7 +29,7 @@ type landing struct {
 	cancelled *atomic.Bool // at the initiator: the batch is cancelled
 }
 
-// Why a piece does not land now.
+// The reasons why a piece does not land now.
 var (
 	errStale    = errors.New("the peer has yet to confirm that it still wants these bytes")
 	errUnwanted = errors.New("these bytes go nowhere")
@@ -75,7 +75,7 @@ func (c *conn) beginPiece(l *landing) error {
 	return nil
 }
 
-// endPiece ends what beginPiece keeps.
+// endPiece releases the locks and the gate that beginPiece has taken.
 func (c *conn) endPiece(l *landing) {
 	if l.owned != nil {
 		testpoint.At("tcp: landed") // the gate is still held

@@ -15,26 +15,27 @@ import (
 // sender knows how many messages the receiver has room for, and the receiver tells it of room that
 // its program has made (received).
 
-// notifications are those of one peer, which numbers them without gaps and has them delivered in
-// that order. Each number takes one of Config.NotifyMax places, from the first frame that names it
-// until the program has received the message, or the peer has withdrawn it. The peer counts the
-// free places, so a number beyond them breaks the protocol. inbound.mu guards all.
+// notifications holds the notifications of one peer that the owner has not delivered yet. The peer
+// numbers its notifications without gaps, and the owner delivers them in that order. Each number
+// takes one of Config.NotifyMax places, from the first frame that names it until the program has
+// received the message, or the peer has withdrawn it. The peer counts the free places, so a number
+// beyond them breaks the protocol. inbound.mu guards all fields.
 type notifications struct {
 	ring       []arrival // by number; made when the first comes
-	next       uint64    // the number that is delivered next
-	unreceived int       // messages that were delivered and not received, with that of the end
+	next       uint64    // the number that the owner delivers next
+	unreceived int       // messages delivered but not received by the program, ErrPeerLost included
 }
 
-// arrival is what has come of a batch that a notification follows.
+// arrival says how much the owner has of one batch and of the notification that follows it.
 type arrival struct {
 	partsLanded uint32
 	parts       uint32 // of the batch, once announced
-	announced   bool   // the notification has come, or a frame that says that none follows
+	announced   bool   // the notification has come, or the peer has said that none follows
 	failed      bool   // none follows, or bytes of the batch have not landed
 	msg         []byte
 }
 
-// arrival returns the place of a number; nil: the peer has no such place.
+// arrival returns the place of the notification of this number, or nil if it has none.
 // Preconditions: mu is held.
 func (g *inbound) arrival(number uint64) *arrival {
 	n, most := &g.notifs, g.b.cfg.NotifyMax
@@ -47,7 +48,7 @@ func (g *inbound) arrival(number uint64) *arrival {
 	return &n.ring[number%uint64(most)]
 }
 
-// expects reports whether the peer has a place for a number.
+// expects reports whether the notification of this number has a place.
 func (g *inbound) expects(number uint64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -58,7 +59,7 @@ func (g *inbound) expects(number uint64) bool {
 // must not be acknowledged, because the inbound has halted and delivers the notification no more.
 func (g *inbound) onPartLanded(number uint64, ok bool) bool {
 	g.mu.Lock()
-	over := g.halted || g.ended
+	stopped := g.halted || g.ended
 	if a := g.arrival(number); a != nil {
 		a.partsLanded++
 		a.failed = a.failed || !ok
@@ -66,11 +67,11 @@ func (g *inbound) onPartLanded(number uint64, ok bool) bool {
 	credit := g.deliverDue()
 	g.mu.Unlock()
 	g.sendCredit(credit)
-	return !over
+	return !stopped
 }
 
-// awaitFresh waits until a frame may have messages delivered: it is young enough, or the peer has
-// confirmed that it still wants it.
+// awaitFresh waits until the owner may deliver messages because of this frame: the frame is young
+// enough, or the peer has confirmed that it still wants it.
 func (g *inbound) awaitFresh(c *conn, h *header) error {
 	for !g.freshOrAsk(h.stamp) {
 		c.writeQueued()
@@ -95,17 +96,17 @@ func (g *inbound) onNotification(c *conn, h *header, msg []byte) error {
 	}
 	a.announced, a.parts = true, h.count
 	a.msg = append(make([]byte, 0, len(msg)), msg...) // not nil, also if it is empty
-	over := g.halted || g.ended
+	stopped := g.halted || g.ended
 	credit := g.deliverDue()
 	g.mu.Unlock()
-	if !over { // else it is not delivered, and must not be acknowledged
+	if !stopped { // else the owner does not deliver it, and must not acknowledge it
 		c.queueFrame(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
 	}
 	g.sendCredit(credit)
 	return nil
 }
 
-// onVoid: no notification follows a batch. Later ones may be due.
+// onVoid notes that no notification follows a batch, and delivers later ones that waited for that.
 func (g *inbound) onVoid(c *conn, h *header) error {
 	if err := g.awaitFresh(c, h); err != nil {
 		return err
@@ -123,9 +124,9 @@ func (g *inbound) onVoid(c *conn, h *header) error {
 	return nil
 }
 
-// deliverDue delivers the notifications that are due, in order, and returns the credit that the
-// peer is to be told of. Once the inbound has halted it delivers none: reading goroutines may still
-// come here with frames of their chunks. Preconditions: mu is held.
+// deliverDue delivers, in order, the notifications whose batches have landed. It returns the credit
+// that the caller must send to the peer. Once the inbound has halted it delivers none: reading
+// goroutines may still come here with frames of their chunks. Preconditions: mu is held.
 func (g *inbound) deliverDue() (credit int) {
 	n := &g.notifs
 	for n.ring != nil && !g.ended && !g.halted {
@@ -145,8 +146,8 @@ func (g *inbound) deliverDue() (credit int) {
 	return credit
 }
 
-// freePlace counts a place that came free. It returns the credit that the peer is to be told of: 0
-// until there are several.
+// freePlace counts a place that came free. It returns the credit that the caller must send to the
+// peer: 0 until several places are free.
 func (g *inbound) freePlace() int {
 	g.creditOwed++
 	if g.creditOwed < max(1, g.b.cfg.NotifyMax/4) {
@@ -170,7 +171,7 @@ func (g *inbound) received() {
 	g.sendCredit(credit)
 }
 
-// sendCredit tells the peer of n more places for notifications.
+// sendCredit tells the peer that it has n more places for notifications.
 func (g *inbound) sendCredit(n int) {
 	if n == 0 {
 		return
@@ -186,7 +187,7 @@ func (g *inbound) sendCredit(n int) {
 	}
 }
 
-// creditMax bounds the room for messages that a peer may claim to have.
+// creditMax bounds the number of messages for which a peer may claim to have room.
 const creditMax = 1 << 16
 
 // Answer implements driver.Backend. An answer is a frame of the control connection. The peer says
@@ -218,8 +219,8 @@ func (b *Backend) Answer(conn uint64, data []byte) error {
 	return nil
 }
 
-// hasAnswerRoom reports whether the peer has room for an answer, and reads the frames that the
-// connection has queued for it. Otherwise the backend wakes the program when that has changed.
+// hasAnswerRoom reports whether the peer has room for an answer, and reads its connection fast
+// enough. If not, the backend wakes the program once both are true again.
 // Preconditions: mu is held.
 func (g *inbound) hasAnswerRoom(c *conn) bool {
 	if c.queuedBytes() > queuedMax {

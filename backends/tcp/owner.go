@@ -34,8 +34,8 @@ type inbound struct {
 	ended      bool        // end was called: the connections are closed
 	forgotten  bool        // the Backend has removed it; it may still have places
 	notifs     notifications
-	places     int // that it uses of Config.PeersMax, until the program has received all messages
-	creditOwed int // messages that the program has received and the peer has no credit for yet
+	places     int // places of Config.PeersMax in use, until the program has received all messages
+	creditOwed int // messages received by the program that the peer has no credit for yet
 
 	answerMax          int  // bytes of the longest answer that the peer accepts
 	answerRoom         int  // answers for which the peer has room
@@ -66,8 +66,8 @@ func (g *inbound) addConn(c *conn) bool {
 	return true
 }
 
-// end closes all connections and returns when nothing more lands that came over them. With tell,
-// the program receives ErrPeerLost as the last message, if the connection was ready.
+// end closes all connections, and returns when no more bytes land that came over them. With tell,
+// the program receives ErrPeerLost as the last message, if all connections had joined.
 func (g *inbound) end(tell bool) {
 	if g == nil {
 		return
@@ -100,8 +100,8 @@ func (g *inbound) end(tell bool) {
 	}
 }
 
-// broken implements side. While the control connection stands, the owner tells the peer that
-// nothing more lands; a peer that breaks the protocol is not told.
+// broken implements side. It ends all connections if the control connection broke, or the peer
+// breaks the protocol. Otherwise it halts, which tells the peer that nothing more lands.
 func (g *inbound) broken(c *conn, err error) {
 	if c.index == control || errors.Is(err, driver.ErrCorrupt) {
 		g.end(true)
@@ -317,7 +317,8 @@ func (g *inbound) queueRead(c *conn, h *header, body []byte) error {
 	}
 }
 
-// putNext implements side: it puts the head of the answer to the first Read in the queue.
+// putNext implements side: it writes the head of the answer to the first Read in the queue into
+// the chunk to be sent, and has the connection send the payload behind it.
 func (g *inbound) putNext(c *conn) bool {
 	var h header
 	chunk := c.out.chunk

@@ -215,8 +215,8 @@ func (p *peer) onCredit(n int) {
 	}
 }
 
-// onStopped: the owner lands nothing more of this peer, either since shutDown has asked for that,
-// or since it has lost a connection.
+// onStopped handles the owner's message that it lands no more bytes of this peer, either because
+// shutDown has asked for that, or because it has lost a connection.
 func (p *peer) onStopped() {
 	select {
 	case p.ownerStopped <- struct{}{}:
@@ -233,14 +233,14 @@ func (p *peer) onStopped() {
 // broken implements side.
 func (p *peer) broken(*conn, error) { p.lose() }
 
-// lose starts to shut a peer down whose owner is gone.
+// lose starts to shut the peer down because its owner is gone.
 func (p *peer) lose() {
 	if p.die() {
 		p.b.tasks.Start(func() { p.shutDown(driver.ErrPeerLost) })
 	}
 }
 
-// die has Submit begin nothing more, and closes Lost, which must come before the first completion
+// die makes Submit refuse all batches, and closes Lost, as must happen before the first completion
 // with ErrPeerLost. It reports whether this call was the first.
 func (p *peer) die() (first bool) {
 	p.dieOnce.Do(func() {

@@ -144,8 +144,8 @@ func (p *peer) confirm(c *conn, h *header) {
 	c.queueFrame(&header{kind: kindConfirm, id: h.id, ticket: uint64(p.grace)}, nil)
 }
 
-// ages is what the owner's end of a connection knows of the age of frames, in nanoseconds of its
-// own clock. Whoever uses a field that is not atomic holds inbound.mu.
+// ages has what the owner's end of a connection needs to judge the age of frames, in nanoseconds of
+// its own clock. inbound.mu guards the fields that are not atomic.
 type ages struct {
 	limit       atomic.Int64 // older frames wait for a confirmation
 	most        int64        // up to which limit may grow
@@ -193,7 +193,7 @@ func (g *inbound) askIfWanted(now, limit int64) {
 	g.b.tasks.Start(func() { c.startWriting(false) }) // the caller holds locks of other connections
 }
 
-// onConfirm: the peer still wants what it sent before the question h.id was asked.
+// onConfirm handles the peer's answer that it still wants the frames from before question h.id.
 func (g *inbound) onConfirm(h *header) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 // payloads land (land). Bytes come through a chunk, but for those of large payloads in plain text,
 // which the kernel copies to their place (readOnce).
 
-// directMin: runs of memory of at least so many bytes are filled by the kernel. Shorter ones go
-// through the chunk, which is read with one call for many frames and pieces.
+// directMin is the length in bytes from which on the kernel copies a run of a payload straight into
+// memory. Shorter runs go through the chunk, which one call fills with many frames and pieces.
 const directMin = 8 << 10
 
 // receiver is what a connection has read. Its reading goroutine alone uses it.
@@ -30,19 +30,19 @@ type receiver struct {
 	expectLarge  bool // the last payload was large: the next one probably is too
 	lastWasShort bool // the last read brought less than was asked, so the next one may wait
 
-	// readOnce, as RawConn.Read takes it: made once, since a closure would be allocated.
+	// read is readOnce in the form that RawConn.Read takes: a closure, which is allocated once.
 	read func(fd uintptr) bool
-	// the arguments of readOnce, as readMore has them, and its result
+	// readMore passes the first three to readOnce, and readErr is what readOnce returns
 	readInto *landing
 	readRoom int
 	readIdle bool
 	readErr  error
 }
 
-// errStopped: this end has stopped the connection.
+// errStopped says that this end has stopped the connection.
 var errStopped = errors.New("the connection is over")
 
-// receive is the reading goroutine of a connection.
+// receive runs in the reading goroutine of a connection, until the connection is over.
 func (c *conn) receive() {
 	err := c.side.serve(c)
 	if c.in.chunk != nil {
@@ -78,8 +78,9 @@ func (c *conn) nextFrame() (h *header, body []byte, err error) {
 	return h, body, nil
 }
 
-// buffer reads until the chunk has n unused bytes. Behind a large frame it reads no more than the
-// head and the table of the next one, whose payload the kernel is to copy to its place.
+// buffer reads until the chunk has n unused bytes. After a large frame it reads no more than the
+// head and the table of the next one: that frame is probably large too, and the kernel then copies
+// its payload straight into memory.
 func (c *conn) buffer(n int) error {
 	in := &c.in
 	for in.to-in.from < n {
@@ -99,15 +100,15 @@ func (c *conn) buffer(n int) error {
 	return nil
 }
 
-// land has the payload of a frame land, piece by piece. Where the peer has to confirm first that it
-// still wants the bytes (proof.go), land waits for that.
+// land writes the payload of a frame into memory, piece by piece. If the peer must confirm first
+// that it still wants the bytes (proof.go), land waits for the confirmation.
 func (c *conn) land(l *landing) error {
 	in := &c.in
 	for l.left > 0 {
 		var err error
 		if in.from == in.to {
 			in.from, in.to, in.readRoom = 0, 0, chunkBytes
-			err = c.readMore(l, false) // readOnce may have a piece land in place
+			err = c.readMore(l, false) // the kernel may write a piece straight into memory
 		} else {
 			piece := in.chunk.mem[in.from:in.to]
 			piece = piece[:min(uint64(len(piece)), l.left, pieceMax)]
@@ -135,9 +136,9 @@ func (c *conn) land(l *landing) error {
 	return nil
 }
 
-// readMore waits for bytes and reads once: in plain text first the bytes of l that the kernel may
-// copy to their place, then up to in.readRoom bytes into the chunk. idle says that it waits between
-// frames: then the connection keeps no chunk.
+// readMore waits for bytes and reads once. In plain text the first bytes go straight into the
+// memory of l, if the kernel may write there; all others, up to in.readRoom bytes, go into the
+// chunk. With idle it waits between frames, and the connection gives its chunk back meanwhile.
 func (c *conn) readMore(l *landing, idle bool) (err error) {
 	in := &c.in
 	if in.lastWasShort || c.tls && l == nil {
@@ -168,10 +169,10 @@ func (c *conn) readMore(l *landing, idle bool) (err error) {
 	return err
 }
 
-// readOnce is readMore in plain text. The poller calls it until it reports true. For the bytes of a
-// Read, at the initiator, it walks the lists of the batch (listDirect, skipOver) outside beginPiece
-// and endPiece. completeAll may have that batch used again, which is safe only because closing the
-// socket first waits for readOnce.
+// readOnce does the work of readMore in plain text. The runtime's poller calls it until it returns
+// true. For the bytes of a Read, at the initiator, it walks the lists of the batch (listDirect,
+// skipOver) outside beginPiece and endPiece. After completeAll the program may use that batch
+// again; this is safe only because closing the socket first waits for readOnce.
 func (c *conn) readOnce(fd uintptr) bool {
 	in := &c.in
 	if in.chunk == nil {

@@ -76,8 +76,8 @@ func withoutPort(place string) string {
 	return host
 }
 
-// pin is what a pinned address has beside its places: a digest of the owner's key, and a secret by
-// which initiators prove that they have been given the address.
+// pin is the part of a pinned address by which both sides prove themselves: a digest of the owner's
+// key, and a secret that shows the owner that an initiator was given the address.
 type pin struct {
 	key    [sha256.Size]byte // digest of the public key
 	secret [16]byte
@@ -161,7 +161,7 @@ type records struct {
 	err     error // of the first write that failed
 }
 
-// recordsSlack is by how much the records of what fits into a chunk may exceed it.
+// recordsSlack is the number of bytes by which TLS records may exceed the chunk that they encrypt.
 const recordsSlack = 256
 
 // hold keeps records until flush.

@@ -16,15 +16,15 @@ import (
 // putNext of the connection's side. One goroutine at a time writes (writeAll): the goroutine that
 // had something to send (startWriting), or the connection's writing goroutine (writeLoop).
 
-// gatherMin: runs of at least so many bytes are written from where they lie. Shorter ones are
-// copied into the chunk first.
+// gatherMin is the length in bytes from which on the kernel reads a run straight from memory. The
+// writing goroutine copies shorter ones into the chunk first.
 const gatherMin = 8 << 10
 
 // inlineMax is how many bytes of a batch the caller of Submit may write itself.
 const inlineMax = 64 << 10
 
-// sender is what a connection is about to write: first the chunk, then the direct runs, which are
-// all of one payload. conn.writeMu guards it.
+// sender holds the bytes that a connection writes next: first the chunk, then the direct runs,
+// which are all of one payload. conn.writeMu guards it.
 type sender struct {
 	chunk        *chunk // nil: nothing is to be written
 	chunkWritten int    // bytes of chunk that are written
@@ -91,9 +91,9 @@ func (c *conn) writeQueued() {
 	}
 }
 
-// startWriting has everything written that waits. Where another goroutine writes already, that one
-// looks again. Otherwise this goroutine writes as much as the socket takes, unless the work is
-// large, and leaves the rest to the writing goroutine.
+// startWriting starts to write all frames and payloads that wait. If another goroutine writes
+// already, that one checks again before it stops. Otherwise this goroutine writes as much as the
+// socket takes, unless the work is large, and leaves the rest to the writing goroutine.
 func (c *conn) startWriting(large bool) {
 	if c.writeRequests.Add(1) > 1 {
 		return
@@ -126,7 +126,7 @@ func (c *conn) writeLoop() {
 	}
 }
 
-// errBlocked: the socket takes no more now.
+// errBlocked says that the socket takes no more bytes now.
 var errBlocked = errors.New("the socket is full")
 
 // writeAll writes until nothing waits any more and no other goroutine has asked meanwhile. After
@@ -170,8 +170,8 @@ func (c *conn) writeAll(fd int) error {
 	}
 }
 
-// makeNext fills chunk and direct with what goes next: the rest of a payload, queued frames, frames
-// of batches. It reports whether there is anything.
+// makeNext fills chunk and direct with the bytes to be written next: the rest of a payload, queued
+// frames, frames of batches. It reports whether there are any.
 func (c *conn) makeNext() bool {
 	o := &c.out
 	if o.chunk == nil {

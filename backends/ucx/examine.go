@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// Findings are what UCX has for a Config on this machine.
+// Findings say which transports and devices UCX has for a Config on this machine.
 type Findings struct {
 	Version string // of libucp, as in "1.13.1"
 	Library string // its file; empty: not known

@@ -72,8 +72,8 @@ func (b *Backend) Register(seg driver.Segment) (driver.Memory, error) {
 	return m, nil
 }
 
-// newTicket draws what a peer's messages must show: a peer that did not ask for this memory's
-// does not guess it.
+// newTicket draws a random ticket, so that a peer that was not told the ticket of a memory cannot
+// guess it.
 func newTicket() uint64 {
 	for {
 		var b [8]byte

@@ -14,35 +14,34 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Control messages: a version, a kind, the body. A connection has two ends: that
-// of the initiator, which said hello, and that of the owner of the memory. All
-// messages of one end to the other arrive in the order of sending, data and
-// notifications among them.
+// A control message is a version, a kind and a body. A connection has two ends: the initiator,
+// which sends hello, and the owner, which owns the memory. All messages of one end arrive at the
+// other in the order of sending, data and notifications included.
 const controlVersion = 5
 
 const (
-	kindHello    = 1 + iota // initiator: its identity, and which end of it this is
-	kindWelcome             // owner: which end of mine it leads to
-	kindBye                 // initiator: nothing comes after this; the owner ends its end
-	kindImport              // initiator: what is behind this token?
-	kindImported            // owner: this
+	kindHello    = 1 + iota // initiator: its identity, and its end of the connection
+	kindWelcome             // owner: its end, or why it refuses
+	kindBye                 // initiator: it sends nothing more; the owner ends its end
+	kindImport              // initiator: asks to import the memory of a token
+	kindImported            // owner: the memory, or an error
 )
 
 type hello struct {
-	conn   uint64        // the initiator's end
-	worker uint8         // where that lives
-	to     session.Owner // the backend that it means to reach
+	conn   uint64        // number of the initiator's end
+	worker uint8         // the initiator's worker that serves it
+	to     session.Owner // the backend that the initiator wants to connect to
 	grace  uint64        // its Config.Grace, in ns
 	from   []byte        // its Addr
 }
 
 type welcome struct {
-	conn   uint64 // the owner's end
+	conn   uint64 // number of the owner's end
 	status session.Status
 	grace  uint64
 }
 
-// bye repeats what the hello said: the initiator may not know the owner's end yet.
+// bye ends a connection. It names it as hello did: the initiator may not know the owner's end yet.
 type bye struct {
 	conn      uint64
 	from      session.Owner
@@ -143,7 +142,7 @@ type address struct {
 	hosts   []netip.Addr // that our host has in networks
 }
 
-// addressMark is that of session.EncodeAddress.
+// addressMark: see session.EncodeAddress.
 const addressMark = "ucx7"
 
 func (a *address) fields(c *session.Codec) {

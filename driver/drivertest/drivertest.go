@@ -204,8 +204,8 @@ var (
 // instead of obeying.
 var mainCalled bool
 
-// Main is what TestMain calls: it runs the tests, or serves as the second process of one of the
-// harnesses. It does not return.
+// Main is for TestMain: it runs the tests, or serves as the second process of one of the harnesses.
+// It does not return.
 func Main(m *testing.M, harnesses ...Harness) {
 	flag.Parse()
 	mainCalled = true

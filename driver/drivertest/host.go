@@ -59,7 +59,7 @@ type region struct {
 	mem driver.Memory
 }
 
-// task is what runs beside the requests.
+// task is a goroutine that runs beside the requests.
 type task struct {
 	stop, done chan struct{}
 	err        error
@@ -243,7 +243,7 @@ func (h *host) poll() (int, error) {
 	return n, err
 }
 
-// outcome returns whether a tag is done, and with what.
+// outcome reports whether the batch of a tag has completed, and with which error.
 func (h *host) outcome(tag uint64) (done bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// The ways in which a program spoils memory that it has registered.
+// The ways in which a program makes memory unusable that it has registered.
 const (
 	unmapped  = "unmapped"
 	protected = "protected" // it can be neither read nor written
@@ -20,14 +20,14 @@ const (
 	truncated = "truncated" // the file that it maps is shorter
 )
 
-// spoilAddress is far below the addresses that the kernel gives away: no other mapping of the
-// process comes to lie where memory was unmapped.
+// spoilAddress is far below the addresses that the kernel chooses itself, so that no other mapping
+// of the process takes the place of memory that was unmapped.
 const spoilAddress, spoilStride = 1 << 44, 1 << 30
 
 var spoilNext atomic.Uintptr
 
-// spoilable makes host memory of n bytes, whole pages, the second half of which spoil makes
-// unusable.
+// spoilable makes host memory of n bytes, a whole number of pages. Its spoil makes the second half
+// unusable in the way that how names.
 func spoilable(n uint64, how string) (*Space, error) {
 	fd, err := unix.MemfdCreate("drivertest", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -26,7 +26,7 @@ func (t *test) receiving(on *side, count int, asleep bool) (all func() []message
 	}
 }
 
-// numbered are messages of n bytes, which tell what number each has.
+// numbered returns messages of n bytes, each of which tells its number.
 func numbered(from, count, n int) (list [][]byte) {
 	for i := range count {
 		list = append(list, pattern(make([]byte, n), uint64(from+i)))

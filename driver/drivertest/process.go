@@ -354,7 +354,7 @@ func (p *process) kill() error {
 
 func (p *process) gone() error { <-p.exited; return nil }
 
-// wrote is what a process that exits has written.
+// wrote returns the output of a process, once it has exited.
 func (p *process) wrote() string {
 	if within(2*time.Second, p.gone) != nil {
 		return "it has not exited"

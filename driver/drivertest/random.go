@@ -32,7 +32,7 @@ type random struct {
 	counts map[string]int
 }
 
-// way is what one side has to move bytes to and from the other.
+// way is a connection from one side to the other, with a memory at each.
 type way struct {
 	from, to *side
 	peer     int

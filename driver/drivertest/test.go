@@ -21,7 +21,7 @@ import (
 // guard is how many bytes lie before and behind each piece of memory: nothing may change them.
 const guard = 16 << 10
 
-// test is what a check works with: a near side, in this process, connected to a far side.
+// test is the set-up of a check: a near side, in this process, connected to a far side.
 type test struct {
 	testing.TB
 	h      *Harness
@@ -361,7 +361,7 @@ func (m *memory) bytes() []byte {
 	return m.on.must(request{Do: "get", ID: m.id, Off: m.off, Len: m.size}).Data
 }
 
-// model is what m must hold.
+// model returns the bytes that m must hold.
 func (m *memory) model() []byte { return m.want[m.off:][:m.size] }
 
 // fill gives a range other bytes, as its owner would.
@@ -461,7 +461,7 @@ func (m *memory) revokeAtOnce() error {
 	return err
 }
 
-// desc is one descriptor between near and far memory.
+// desc returns a descriptor between near and far memory.
 func desc(l *memory, lOff uint64, r *memory, rOff, n uint64) driver.Desc {
 	return driver.Desc{Local: lOff, Remote: rOff, Len: n, LocalKey: l.key, RemoteKey: r.importKey}
 }
@@ -479,7 +479,7 @@ func (t *test) split(d driver.Desc) (list []driver.Desc) {
 	return list
 }
 
-// batch is one of descriptors, whole one of all bytes from the start of two memories on.
+// batch returns a batch of descriptors. whole returns one that moves all bytes of two memories.
 func batch(op driver.Op, descs ...driver.Desc) *driver.Batch {
 	return &driver.Batch{Op: op, Descs: descs}
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package clock is the time by which a backend judges how old bytes are, and how long a peer is
-// silent. Programs have the host's clock. Tests have one that they move, so that a machine that
-// stands still does not change what they see.
+// Package clock has the clock by which a backend judges how old bytes are, and how long a peer has
+// been silent. In programs it is the clock of the host. Tests use one that they advance themselves,
+// so that a machine that stands still does not change their outcome.
 package clock
 
 import (
@@ -20,7 +20,7 @@ type Clock interface {
 	AfterFunc(d time.Duration, f func()) Timer
 }
 
-// Timer is as *time.Timer is, which implements it.
+// Timer is a timer of AfterFunc, such as *time.Timer.
 type Timer interface {
 	Stop() bool
 	Reset(d time.Duration) bool

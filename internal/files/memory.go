@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/internal/session"
 )
 
-// Memory is one registration: memory of the host or of a device, or a range of a file. It is a
+// Memory is registered memory of the host or of a device, or a registered range of a file. It is a
 // driver.Memory.
 type Memory struct {
 	Kind   driver.Kind

@@ -7,7 +7,7 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// place is what remains of an item behind a cursor: n bytes in memory and in the file.
+// place is the rest of an item from a cursor on: n bytes, in memory and in the file.
 type place struct {
 	local *Memory
 	f     *File
@@ -25,8 +25,8 @@ func (j *job) place(c cursor) place {
 }
 
 // directPart returns the part of a place that can bypass the page cache: n bytes, in whole blocks,
-// after the first skip bytes. If no part can, n is 0 and skip is all of the place. A part that is
-// not the whole place is worth a request of its own only if it has at least SplitMin bytes.
+// after the first skip bytes. If no part can, n is 0 and skip is the length of the place. That is
+// also so if the part is shorter than both the place and SplitMin: it is not worth a request.
 func (c *Core) directPart(j *job, p *place) (skip, n uint64) {
 	if !p.f.CanDirect() {
 		return p.n, 0
@@ -56,7 +56,7 @@ func (c *Core) directPart(j *job, p *place) (skip, n uint64) {
 // of another kind.
 func (c *Core) cut(j *job) bool {
 	p := j.place(j.at)
-	skip, blocks := c.directPart(j, &p) // bytes before the whole blocks, and of those
+	skip, blocks := c.directPart(j, &p) // bytes before the whole blocks, and in them
 	direct := skip == 0 && blocks > 0   // the place begins with whole blocks
 	kind := Read
 	if j.op == driver.Write {
@@ -159,9 +159,9 @@ func (j *job) advance(p *place, n uint64) {
 	}
 }
 
-// following returns the place of the next item, and whether request r may include it: r includes
-// the item before to its end, and the next is in the same file. If a request has one place only
-// (PlacesMax), the next item must also be in memory of the same registration.
+// following returns the place of the job's next item, and whether request r may include it. It may
+// if r covers the item before up to its end, and both are in the same file. If a request may have
+// only one place in memory (PlacesMax), the items must also be in the same registration.
 func (c *Core) following(j *job, r *Request) (_ place, may bool) {
 	if j.at.off > 0 || j.at.item == len(j.items) {
 		return place{}, false
@@ -171,9 +171,9 @@ func (c *Core) following(j *job, r *Request) (_ place, may bool) {
 }
 
 // mayWrite reports whether a job may begin a write to an inode. It may not while a write of the
-// other kind, cached or direct, is under way. The first job that must wait becomes inode.blocked:
-// then no further write of the other kind begins, so its wait ends. A write that waits for another
-// attempt (inode.waiting) keeps the other kind from beginning, too.
+// other kind, cached or direct, is in progress, or waits for another attempt (inode.waiting). The
+// first job that must wait becomes inode.blocked: from then on no other job begins a write of the
+// other kind, so that the wait ends.
 func (j *job) mayWrite(p *place, isDirect bool) bool {
 	n, mine := p.f.inode, cached
 	if isDirect {
@@ -194,9 +194,9 @@ func (j *job) mayWrite(p *place, isDirect bool) bool {
 	return true
 }
 
-// mayEnter enters memory that a read will write to. It does not wait, because a Renew may wait for
-// requests that end only under Mu. If a Renew waits or runs, mayEnter returns false, and starts a
-// goroutine that calls pump when the Renew is over.
+// mayEnter enters memory that a read will write to. The caller holds Mu, and a Renew may wait for
+// requests that end only under Mu, so mayEnter does not wait. If a Renew waits or runs, it returns
+// false, and starts a goroutine that calls pump once the Renew is over.
 func (c *Core) mayEnter(s driver.Shared) bool {
 	if s.TryEnter() {
 		return true
@@ -205,7 +205,7 @@ func (c *Core) mayEnter(s driver.Shared) bool {
 		c.renewWaiters[s] = struct{}{}
 		go func() {
 			defer c.gate.Exit()
-			s.Enter() // returns when the Renew is over, or has waited too long itself
+			s.Enter() // returns once the Renew is over, or has given up
 			s.Leave()
 			c.Mu.Lock()
 			delete(c.renewWaiters, s)

@@ -53,8 +53,8 @@ func (c *channels) forget(number int) {
 	delete(c.signals, number)
 }
 
-// channel is what an Event has in virtual time in place of a descriptor. Its methods do what those
-// of polled do.
+// channel takes the place of an Event's descriptor in virtual time. Its methods do the same as
+// those of polled.
 type channel struct {
 	all    *channels
 	signal chan struct{} // holds the signal that no goroutine has taken yet

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// began is what silence is counted from: its monotonic reading takes no notice of a clock that
-// is set.
+// began is the time from which silence is counted. It has a monotonic reading, so that setting the
+// clock of the host does not matter.
 var began = time.Now()
 
 // Child is a running part of the command. Send, Stop, Heard and Exit may be

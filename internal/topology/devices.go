@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Kind is what a Device is for.
+// Kind is the purpose of a Device.
 type Kind string
 
 // The kinds that bytes are moved by.
@@ -17,7 +17,7 @@ const (
 	Drive Kind = "drive"
 )
 
-// Device is one PCI function that bytes are moved by.
+// Device is a PCI function that moves bytes: a GPU, a NIC or a drive.
 type Device struct {
 	Kind      Kind
 	Address   string   // of PCI, as the kernel spells it

@@ -10,7 +10,7 @@ import (
 // switches ("0000:3a:00.0") to a device, whose address is the last.
 type Path []string
 
-// Address returns the PCI address at the end; empty: on no bus.
+// Address returns the PCI address of the device, or "" if the path is empty.
 func (p Path) Address() string {
 	if len(p) == 0 {
 		return ""
@@ -18,8 +18,8 @@ func (p Path) Address() string {
 	return p[len(p)-1]
 }
 
-// Parent returns the port that the device is plugged into, the other end of its link;
-// empty: the root complex itself, or not known.
+// Parent returns the PCI address of the port at the other end of the device's link. It returns ""
+// if that is not known, or the device is attached to the root complex itself.
 func (p Path) Parent() string {
 	if len(p) < 2 || !IsAddress(p[len(p)-2]) {
 		return ""
@@ -27,7 +27,7 @@ func (p Path) Parent() string {
 	return p[len(p)-2]
 }
 
-// common counts the elements that two paths begin with alike.
+// common returns the length of the longest prefix that two paths share.
 func (p Path) common(q Path) int {
 	n := 0
 	for n < len(p) && n < len(q) && p[n] == q[n] {
@@ -42,8 +42,8 @@ func IsRoot(name string) bool {
 	return ok && IsAddress(rest+":00.0")
 }
 
-// IsAddress reports whether a name is a PCI address as the kernel spells it, 0000:3b:00.0.
-// Controllers that hide drives behind themselves make domains of five digits.
+// IsAddress reports whether a name is a PCI address as the kernel spells it, such as 0000:3b:00.0.
+// The domain may have five digits and more, for drives behind a controller that hides them.
 func IsAddress(name string) bool {
 	domain, rest, ok := strings.Cut(name, ":")
 	return ok && len(domain) >= 4 && len(domain) <= 8 && len(rest) == 7 && rest[2] == ':' &&
