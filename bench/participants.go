@@ -32,7 +32,7 @@ const (
 	CacheDisk Lane = "cache-disk"
 )
 
-// CacheLanes are those of a cache.
+// CacheLanes are the lanes that measure a cache.
 var CacheLanes = []Lane{CacheShm, CacheTCP, CacheDisk}
 
 // Lanes are all of them, in the order of tables.

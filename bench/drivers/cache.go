@@ -258,7 +258,7 @@ func keysOf(slots []int32) []cache.Key {
 	return keys
 }
 
-// cachePosting is one operation with the blocks of some keys.
+// cachePosting is an operation on the blocks of some keys.
 type cachePosting struct {
 	*cacheEnd
 	op    string
@@ -311,7 +311,7 @@ func proven(op string, values [][]byte, keys []cache.Key, post func(op string) e
 	return err
 }
 
-// fill writes what the block of a key is.
+// fill writes the content of the block of a key.
 func fill(b []byte, k cache.Key) {
 	for n := copy(b, k[:]); n < len(b); {
 		n += copy(b[n:], b[:n])

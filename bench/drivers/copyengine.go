@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/internal/hostmem"
 )
 
-// copyEngineEnd is one large copy, by a card's copy engine, of as many bytes as an operation has,
+// copyEngineEnd moves the bytes of an operation as one large copy, by the copy engine of a card,
 // between one run of the card's memory and one of pinned memory of the host.
 type copyEngineEnd struct {
 	base

@@ -328,7 +328,7 @@ func (p transfer) Post(ctx context.Context) error {
 	return p.Wait(ctx)
 }
 
-// wholeBlock is what pieces are multiples of that go past the page cache.
+// wholeBlock is the block size in bytes: pieces of whole blocks bypass the page cache.
 const wholeBlock = 4 << 10
 
 // Prepare implements bench.End. Adjacent pieces are added one by one, so that the engine may merge

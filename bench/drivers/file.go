@@ -32,7 +32,7 @@ func newFile(args []string) (end, error) {
 	return &fileKeeper{folder: args[0]}, nil
 }
 
-// copyBlock is what is written and read at a time where all of the file is.
+// copyBlock is the number of bytes of one call that reads or writes a whole file.
 const copyBlock = 8 << 20
 
 // Open implements bench.End.

@@ -17,26 +17,27 @@ import (
 	"github.com/sluicehq/sluice/bench"
 )
 
-// socketsEnd moves as many bytes as an operation has over bare sockets: of the loopback on lane
-// tcp, Unix sockets on lane host. A byte comes back for each part of a write. The bytes lie in one
-// run at both ends, where no protocol is needed to say where they belong: so the pieces of an
-// operation are not found in their slots. A message is written to one more connection, and read by
-// a goroutine that sleeps.
+// socketsEnd moves as many bytes as an operation has over bare sockets: TCP over the loopback on
+// lane tcp, Unix sockets on lane host. For each part of a write the target answers with one byte.
+// The bytes are one run in a buffer at both ends, so that no protocol has to say where pieces
+// belong; the slots of an operation are not used. A message goes over one more connection, on which
+// a goroutine of the receiver sleeps in read.
 type socketsEnd struct {
 	base
-	count  int // connections
-	listen net.Listener
-	buffer []byte     // of the initiator
-	conns  []net.Conn // of the initiator; the last is for messages
-	notes  chan net.Conn
-	note   net.Conn
+	count    int // connections for bytes
+	listen   net.Listener
+	buffer   []byte        // of the initiator
+	conns    []net.Conn    // of the initiator; the last is messages
+	accepted chan net.Conn // of the target: it gets messages from there
+	messages net.Conn      // the connection for messages
 }
 
-// socketPart is the least that a connection carries of an operation: below that fewer are quicker.
+// socketPart is the least number of bytes that a connection carries of an operation: with shorter
+// parts fewer connections are faster.
 const socketPart = 64 << 10
 
 func newSockets(args []string) (end, error) {
-	e := &socketsEnd{count: tcp.ConnsDefault, notes: make(chan net.Conn, 1)}
+	e := &socketsEnd{count: tcp.ConnsDefault, accepted: make(chan net.Conn, 1)}
 	if len(args) == 0 {
 		return e, nil
 	}
@@ -75,7 +76,7 @@ func (e *socketsEnd) Open(r *bench.Request) (a bench.Answer, err error) {
 	return a, nil
 }
 
-// A request on a connection is one byte, what it is, and eight, how many bytes.
+// A request on a connection is one byte, its kind, and eight, the number of bytes.
 const (
 	socketWrite   = 'w'
 	socketRead    = 'r'
@@ -83,7 +84,7 @@ const (
 	socketHeader  = 9
 )
 
-// accept serves the connections of the initiator, until that closes them.
+// accept serves the connections of the initiator, until the initiator closes them.
 func (e *socketsEnd) accept() {
 	for {
 		c, err := e.listen.Accept()
@@ -101,7 +102,7 @@ func (e *socketsEnd) accept() {
 				}
 				switch request[0] {
 				case socketMessage:
-					e.notes <- c
+					e.accepted <- c
 					return
 				case socketRead:
 					_, err = c.Write(part)
@@ -116,7 +117,7 @@ func (e *socketsEnd) accept() {
 	}
 }
 
-// Connect implements bench.End. The target learns of the initiator by its connections.
+// Connect implements bench.End. The target does nothing: it accepts what the initiator dials.
 func (e *socketsEnd) Connect(card string) error {
 	if e.listen != nil {
 		return nil
@@ -132,13 +133,13 @@ func (e *socketsEnd) Connect(card string) error {
 		}
 		e.conns = append(e.conns, c)
 	}
-	e.note = e.conns[e.count]
-	_, err := e.note.Write(header(socketMessage, 0))
+	e.messages = e.conns[e.count]
+	_, err := e.messages.Write(header(socketMessage, 0))
 	return err
 }
 
-func header(what byte, n uint64) []byte {
-	return binary.LittleEndian.AppendUint64([]byte{what}, n)
+func header(kind byte, n uint64) []byte {
+	return binary.LittleEndian.AppendUint64([]byte{kind}, n)
 }
 
 // Prepare implements bench.End.
@@ -179,28 +180,31 @@ func (e *socketsEnd) Prepare(op string, size uint64, local, _ []int32) (bench.Po
 
 // Notify implements bench.End.
 func (e *socketsEnd) Notify(message []byte) error {
-	if e.note == nil {
-		e.note = <-e.notes
-	}
-	_, err := e.note.Write(append(header(socketMessage, uint64(len(message))), message...))
+	_, err := e.messageConn().Write(append(header(socketMessage, uint64(len(message))),
+		message...))
 	return err
+}
+
+// messageConn returns the connection for messages. The target waits for it.
+func (e *socketsEnd) messageConn() net.Conn {
+	if e.messages == nil {
+		e.messages = <-e.accepted
+	}
+	return e.messages
 }
 
 // Receive implements bench.End.
 func (e *socketsEnd) Receive() (bool, error) {
-	if e.note == nil {
-		e.note = <-e.notes
-	}
-	head := make([]byte, socketHeader)
-	if _, err := io.ReadFull(e.note, head); err != nil {
+	c, head := e.messageConn(), make([]byte, socketHeader)
+	if _, err := io.ReadFull(c, head); err != nil {
 		return false, err
 	}
-	_, err := io.CopyN(io.Discard, e.note, int64(binary.LittleEndian.Uint64(head[1:])))
+	_, err := io.CopyN(io.Discard, c, int64(binary.LittleEndian.Uint64(head[1:])))
 	return err == nil, err
 }
 
 func (e *socketsEnd) close() {
-	for _, c := range append(e.conns, e.note) {
+	for _, c := range append(e.conns, e.messages) {
 		if c != nil {
 			c.Close()
 		}

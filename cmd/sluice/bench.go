@@ -159,7 +159,7 @@ func runBench(c *cobra.Command, f *benchFlags) error {
 		if err != nil {
 			return err
 		}
-		if err := f.fits(lane, entrants, shapes); err != nil {
+		if err := f.fits(entrants, shapes); err != nil {
 			return err
 		}
 		o.Shapes[lane] = shapes
@@ -398,7 +398,7 @@ func (f *benchFlags) participants(lane bench.Lane) ([]bench.Participant, error) 
 	return list, nil
 }
 
-// shapes are those of the command line, or the lane's own.
+// shapes returns the shapes of the command line, or those of the lane if it names none.
 func (f *benchFlags) shapes(c *cobra.Command, lane bench.Lane) ([]bench.Shape, error) {
 	base := bench.Shape{Op: f.op, Batch: f.batch, Where: bench.Shuffled, Threads: f.threads}
 	var err error
@@ -445,9 +445,9 @@ func (f *benchFlags) shapes(c *cobra.Command, lane bench.Lane) ([]bench.Shape, e
 	return list, nil
 }
 
-// fits refuses what the machine cannot hold, before the kernel ends a process for it, or a disk is
-// full.
-func (f *benchFlags) fits(lane bench.Lane, list []bench.Participant, shapes []bench.Shape) error {
+// fits returns an error if the machine has not enough memory or disk for the participants.
+// Otherwise the kernel might end a process for lack of memory, or the disk be full.
+func (f *benchFlags) fits(list []bench.Participant, shapes []bench.Shape) error {
 	memory, disk := bench.Needs(list, shapes)
 	if have := hostmem.Limits().Available; have > 0 && memory > have {
 		return fmt.Errorf("the participants need %s, %s are available: use a smaller --size, "+

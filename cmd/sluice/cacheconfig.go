@@ -23,7 +23,7 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// cacheConfig is what the file of sluice cache serve says. docs/cache.md has its keys.
+// cacheConfig is the content of the config file of sluice cache serve. docs/cache.md has its keys.
 type cacheConfig struct {
 	name, socket, metrics      string
 	listen, backends           []string

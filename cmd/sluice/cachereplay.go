@@ -133,7 +133,7 @@ func (f *cacheReplay) blocksOf(percent float64) int {
 	return int(math.Ceil(percent / 100 * float64(f.unique)))
 }
 
-// replayColumns are what is told of each policy; times are of whole requests.
+// replayColumns are the columns of the result of each policy; times are of whole requests.
 var replayColumns = []string{"policy", "hits", "optimum", "loaded", "from_disk", "to_disk",
 	"match_p50_us", "match_p99_us", "load_p50_us", "load_p99_us", "store_p50_us", "store_p99_us",
 	"mismatches"}
@@ -173,8 +173,8 @@ func (f *cacheReplay) run(ctx context.Context, stdout, stderr io.Writer) error {
 func share(n, of int) float64        { return math.Round(1e4*float64(n)/float64(of)) / 1e4 }
 func micros(d time.Duration) float64 { return math.Round(figures.Micros(d)) }
 
-// replayResult is what a policy did: blocks that were loaded, and those of them whose bytes were
-// others.
+// replayResult is the result of a policy: the number of blocks loaded, and of those among them that
+// had wrong bytes.
 type replayResult struct {
 	hits, wrong int
 	took        [3]*figures.Samples // of Match, Load and Store

@@ -100,9 +100,9 @@ docs/cache.md has the keys of the config and their defaults.`,
 func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer) (err error) {
 	say := func(format string, args ...any) { fmt.Fprintf(stderr, "cache: "+format+"\n", args...) }
 
-	again := make(chan os.Signal, 1) // a SIGHUP that comes early is done when clients may come
-	signal.Notify(again, syscall.SIGHUP)
-	defer signal.Stop(again)
+	reload := make(chan os.Signal, 1) // an early SIGHUP waits there until clients may connect
+	signal.Notify(reload, syscall.SIGHUP)
+	defer signal.Stop(reload)
 
 	e, err := cfg.openEngine(say)
 	if err != nil {
@@ -114,7 +114,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	// meanwhile waits.
 	listeners, err := cfg.openListeners()
 	defer func() {
-		for _, l := range listeners { // where they are not served
+		for _, l := range listeners { // if an error came before e.Serve
 			_ = l.Close()
 		}
 	}()
@@ -149,7 +149,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	serving, stopServing := context.WithCancel(context.Background())
 	running, stopRunning := context.WithCancel(context.Background())
 	var parts sync.WaitGroup
-	ended := make(chan error, len(listeners)+3) // parts that ended, which none should by itself
+	ended := make(chan error, len(listeners)+3) // results of parts; none should end by itself
 	start := func(part func() error) { parts.Go(func() { ended <- part() }) }
 	defer func() { // so that nothing uses the cache when it is closed
 		stopServing()
@@ -202,7 +202,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 		case <-watchdog:
 			_ = c.Spaces() // waits for a cache that hangs, and for no disk
 			notifySystemd("WATCHDOG=1")
-		case <-again:
+		case <-reload:
 			changed, err := readCacheConfig(cfg.path)
 			if err == nil {
 				now.Store(changed)
@@ -232,7 +232,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	return nil
 }
 
-// servedLine is the line that says what is served.
+// servedLine returns the line that says where the cache serves, and what was left in it.
 func servedLine(name string, at []net.Listener, a cache.Attached, s cache.Stats) string {
 	text := "cache " + name + " serves at"
 	for n, l := range at {
@@ -262,7 +262,7 @@ func servedLine(name string, at []net.Listener, a cache.Attached, s cache.Stats)
 func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.Engine, error) {
 	cfg := engine.Config{Name: c.name, Plaintext: c.plaintext,
 		OnRefused: func(from net.Addr, why error) {
-			if from.Network() != "unix" { // where it is a process that asks whether one serves
+			if from.Network() != "unix" { // openListeners of another server hangs up there
 				say("refused %v: %v", from, why)
 			}
 		}}
@@ -310,8 +310,8 @@ func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.
 	return engine.Open(cfg)
 }
 
-// openListeners opens the Unix socket and the addresses, or some of them. A socket that was left
-// behind makes way.
+// openListeners opens the Unix socket and the addresses. With an error it returns those that it has
+// opened. It removes a socket that a process has left behind.
 func (c *cacheConfig) openListeners() (list []net.Listener, err error) {
 	if conn, err := net.DialTimeout("unix", c.socket, time.Second); err == nil {
 		_ = conn.Close()
@@ -353,8 +353,8 @@ func (c *cacheConfig) openEvents(of *cache.Cache,
 	return events.New(cfg)
 }
 
-// lockedBy names a process that has locked a file of the cache, as another server does; "": it
-// knows of none.
+// lockedBy names a process that has locked a file of the cache, such as another server. It returns
+// "" if no process has.
 func (c *cacheConfig) lockedBy() string {
 	for _, d := range append([]cache.DiskConfig{{Path: c.cache.Memory.Path}}, c.cache.Disks...) {
 		if pid := proc.LockedBy(d.Path); pid > 0 {
@@ -380,8 +380,9 @@ func notifySystemd(state string) {
 	_, _ = conn.Write([]byte(state))
 }
 
-// watchdogTicks ticks twice in the time after which systemd takes the service for dead; never where
-// systemd does not watch it.
+// watchdogTicks returns a channel that ticks twice in the time after which systemd takes the
+// service for dead, and a function that stops it. The channel is nil if systemd does not watch the
+// service.
 func watchdogTicks() (<-chan time.Time, func()) {
 	us, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
 	pid := os.Getenv("WATCHDOG_PID")

@@ -114,7 +114,7 @@ func openModelUser(ctx context.Context, socket, name string, block, room int) (*
 	return u, nil
 }
 
-// contentWord is what the block of a key has in the 8 bytes from at on.
+// contentWord returns the 8 bytes at offset at of the block of a key.
 func contentWord(key *cache.Key, at int) uint64 {
 	a, b := enc.LittleEndian.Uint64(key[:]), enc.LittleEndian.Uint64(key[8:])
 	v := (a + uint64(at)*0x9e3779b97f4a7c15) ^ b*0xd6e8feb86659fd93

@@ -79,10 +79,10 @@ their links are slower than they could be, and which NIC and drive are near to w
 	return c
 }
 
-// oneLine is a sentence that fits a table.
+// oneLine returns the text of an error as one line, for a table.
 func oneLine(err error) string { return strings.ReplaceAll(sentence(err), "\n", "; ") }
 
-// missing is the error of a backend that was named and does not work here.
+// missing returns an error if a backend that the command line names does not work here.
 func (l backendSpecs) missing(r *machine.Report) error {
 	for _, b := range r.Backends {
 		if b.State == machine.Missing && slices.ContainsFunc(l, func(s backendSpec) bool {
@@ -94,7 +94,7 @@ func (l backendSpecs) missing(r *machine.Report) error {
 	return nil
 }
 
-// checkDoctor refuses options that would have no effect.
+// checkDoctor returns an error if an option would have no effect.
 func checkDoctor(specs backendSpecs) error {
 	for i, spec := range specs {
 		if specs[:i].of(spec.name).given {
@@ -112,7 +112,8 @@ func checkDoctor(specs backendSpecs) error {
 	return nil
 }
 
-// cgoChecks says which backends are missing from a build without cgo, and how to get them.
+// cgoChecks returns a check that names the backends which a build without cgo lacks, and how to get
+// them. It returns none if this build has all.
 func cgoChecks() []machine.Check {
 	c := machine.Check{
 		Name: "cgo", State: machine.NotBuilt, Found: "not in this build: needs cgo",
@@ -166,7 +167,7 @@ func printReport(w io.Writer, r *machine.Report, devices *machine.Devices) error
 	return nil
 }
 
-// readiness is a backend's state.
+// readiness returns the word for a backend's state in the report.
 func readiness(s machine.State) string {
 	if s == machine.OK {
 		return "ready"
@@ -174,15 +175,16 @@ func readiness(s machine.State) string {
 	return string(s)
 }
 
-// printFixes prints each command once: two checks may find the same thing missing.
+// printFixes prints the commands that mend what is missing. It prints each once, though several
+// checks may name it.
 func printFixes(w io.Writer, checks []machine.Check) {
 	title := "\nTo mend:"
-	said := map[string]bool{}
+	printed := map[string]bool{}
 	for _, c := range checks {
-		if c.Fix == "" || said[c.Fix] {
+		if c.Fix == "" || printed[c.Fix] {
 			continue
 		}
-		said[c.Fix] = true
+		printed[c.Fix] = true
 		if title != "" {
 			fmt.Fprintln(w, title)
 			title = ""

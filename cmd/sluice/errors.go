@@ -23,10 +23,10 @@ var classes = []error{
 	engine.ErrCorrupt,
 }
 
-// fieldPattern finds what errors of packages call a field of a Config.
+// fieldPattern matches the name of a Config's field in the text of an error.
 var fieldPattern = regexp.MustCompile(`\b(?:Config\.|config: )([A-Z]\w*)`)
 
-// optionNames has a text speak of options where it speaks of fields of a backend's Config.
+// optionNames replaces the names of Config fields in a text by the names of their options.
 func optionNames(text string) string {
 	fields := byname.Fields()
 	return fieldPattern.ReplaceAllStringFunc(text, func(found string) string {
@@ -41,7 +41,7 @@ func optionNames(text string) string {
 // was tried.
 const statementWords = 4
 
-// sentence is what the user of a command reads of an error.
+// sentence returns the text of an error as the tool shows it to its user.
 func sentence(err error) string {
 	lines := strings.Split(err.Error(), "\n")
 	op, isOp := errors.AsType[*engine.OpError](err)

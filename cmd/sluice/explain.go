@@ -115,7 +115,7 @@ func parseKind(name string) (driver.Kind, error) {
 	return k, nil
 }
 
-// question is what explain answers.
+// question says which route explain is asked about.
 type question struct {
 	backend       backendSpec
 	local, remote driver.Kind

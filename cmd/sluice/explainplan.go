@@ -17,11 +17,11 @@ import (
 // groupsFlags name two groups of ranks and the model that both serve.
 type groupsFlags struct{ prefill, decode, model string }
 
-// groupModels are those of layout.Names that have state layers, which only groups of ranks hand
-// over.
+// groupModels are the models of layout.Names that have state layers, which only groups of ranks can
+// hand over.
 var groupModels = []string{"qwen3-next-80b", "nemotron-h-8b", "kimi-linear-48b"}
 
-// groupsHelp says what a group may be.
+// groupsHelp explains to the user how to describe a group.
 const groupsHelp = `A group of ranks is words such as tp=8,layout=nhd,block=16. Its keys are tp, pp (stages, or
 the layers of each: pp=20+60) and dp; layout: nhd, hnd, cross_layer_nhd, cross_layer_hnd
 (vLLM), layer_first, page_first, page_first_direct, page_head (SGLang); kv, of nhd and hnd:

@@ -58,7 +58,7 @@ drops the files from it first.`,
 	return c
 }
 
-// loading is one run of the command.
+// loading is the state of one run of sluice load.
 type loading struct {
 	files []*weights.File // open
 	res   loadReport

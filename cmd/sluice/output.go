@@ -85,7 +85,8 @@ func isTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// progress is one line on a terminal, which is written anew, and elsewhere a line every sayEvery.
+// progress shows how far the command is: on a terminal in one line that it rewrites, elsewhere in a
+// new line every sayEvery.
 type progress struct {
 	w        io.Writer
 	terminal bool

@@ -17,7 +17,7 @@ import (
 // opener opens backends that work between two processes.
 type opener = func(name string, threads int) ([]driver.Backend, error)
 
-// roles are what a child process of this command can be.
+// roles has the function of a child process of this command by its role.
 var roles = map[string]func(*proc.Control, opener) error{
 	"replay-prefill": func(c *proc.Control, open opener) error { return replay.Rank(c, open) },
 	"replay-decode":  func(c *proc.Control, open opener) error { return replay.Rank(c, open) },

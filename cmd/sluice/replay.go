@@ -174,7 +174,7 @@ func (f *replayFlags) checkNumbers() error {
 // streamed is how both processes lay the cache out where no groups are given.
 const streamed = "tp=1,block=512"
 
-// options are what the command line asks for; what is wrong with it is a usage error.
+// options returns the options of the command line. An error in them is a usageError.
 func (f *replayFlags) options(c *cobra.Command) (*replay.Options, error) {
 	groups, err := f.groups.given(c)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 // groupRequests is the default of --requests between two groups.
 const groupRequests = 10
 
-// replayGroupsFlags are those of a replay between two groups of ranks.
+// replayGroupsFlags are the flags of a replay between two groups of ranks.
 type replayGroupsFlags struct {
 	prefill, decode string
 	tokens, scale   int

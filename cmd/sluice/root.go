@@ -22,7 +22,7 @@ const (
 	statusInterrupted = 130 // 128 + SIGINT, as shells count
 )
 
-// usageError is a command line that asks for what does not exist.
+// usageError is an error in the command line.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
@@ -65,7 +65,7 @@ func checkEmpty(c *cobra.Command, _ []string) (err error) {
 	return err
 }
 
-// flagError says of a flag's value what it may be.
+// flagError turns an error of a flag into a usageError that names the values it may have.
 func flagError(err error) error {
 	var wrong *pflag.InvalidValueError
 	if !errors.As(err, &wrong) {

@@ -17,14 +17,14 @@ import (
 	"time"
 )
 
-// testPackage is one with tests of the tier.
+// testPackage is a package that has tests of the chosen tier.
 type testPackage struct {
 	path, dir string
-	tests     []string // of the tier, as the sources have them
-	binary    string
+	tests     []string // names of the tests of the tier
+	binary    string   // path of the compiled tests
 
-	seconds  float64 // as packages.txt has it
-	computes bool    // rather than waits
+	seconds  float64 // that they took before, from packages.txt
+	computes bool    // they compute most of that time, rather than wait
 
 	wall, processor time.Duration // of this run
 }
@@ -34,8 +34,8 @@ func (p *testPackage) short() string {
 	return strings.TrimPrefix(p.path, "github.com/sluicehq/sluice/")
 }
 
-// list asks the go command which packages have tests, and reads their names from the sources: what
-// has none of this tier need not be compiled.
+// list returns the packages that have tests of the tier. It reads the names of tests from the
+// sources, so that gotest does not compile a package without any.
 func (o *options) list(ctx context.Context) ([]*testPackage, error) {
 	args := []string{"list"}
 	if o.race {
@@ -81,7 +81,7 @@ func (o *options) list(ctx context.Context) ([]*testPackage, error) {
 
 var testName = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Example)\w*)\(`)
 
-// choose leaves those tests that the shard has.
+// choose returns the packages with the tests of the shard alone.
 func (o *options) choose(all []*testPackage) ([]*testPackage, error) {
 	if o.shard == "" {
 		return all, nil
@@ -101,8 +101,8 @@ func (o *options) choose(all []*testPackage) ([]*testPackage, error) {
 	return slices.DeleteFunc(all, func(p *testPackage) bool { return len(p.tests) == 0 }), nil
 }
 
-// compile builds the test binaries. One call of the go command takes all packages whose last
-// element differs, since that is the name of the binary.
+// compile builds the test binaries. The go command names a binary after the last element of the
+// package's path, so that one call can build only packages that differ in it.
 func (o *options) compile(ctx context.Context, dir string, list []*testPackage) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
@@ -137,10 +137,10 @@ func (o *options) compile(ctx context.Context, dir string, list []*testPackage) 
 	return nil
 }
 
-// table is where the time and the kind of each package stand, from the repository's root.
+// table is the file with the time and the kind of each package, from the repository's root.
 const table = "hack/gotest/packages.txt"
 
-// tableHead explains it.
+// tableHead is the comment at the top of table.
 const tableHead = `# What the tests of a package take: seconds of the longest run, and whether they compute or wait
 # for the most part. hack/gotest runs the longest first. gotest -update writes it.
 `
@@ -150,7 +150,7 @@ type row struct {
 	computes bool
 }
 
-// readTable returns what is known, which may be nothing: then packages run in the list's order.
+// readTable returns the rows of the table by package, none if there is no table.
 func readTable() map[string]row {
 	known := map[string]row{}
 	text, _ := os.ReadFile(table)
@@ -164,7 +164,7 @@ func readTable() map[string]row {
 	return known
 }
 
-// writeTable puts what was measured into the table.
+// writeTable writes what this run has measured into the table, and keeps the other rows.
 func writeTable(list []*testPackage) error {
 	known := readTable()
 	for _, p := range list {

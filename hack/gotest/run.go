@@ -23,7 +23,7 @@ import (
 // notGate are the names of tests that are not the gate's.
 const notGate = "^Test(Timed|Soak)"
 
-// result is what one run of a test binary said.
+// result is the result of one run of a test binary.
 type result struct {
 	ok              bool
 	passed, skipped int
@@ -122,7 +122,7 @@ func (r *result) unsound(err error) string {
 	return ""
 }
 
-// arguments are those of a test binary.
+// arguments returns the arguments of a test binary.
 func (o *options) arguments(v invocation) []string {
 	return append([]string{"-test.v=test2json", "-test.paniconexit0",
 		"-test.timeout=" + o.timeout.String(), "-test.count=" + fmt.Sprint(max(v.count, 1)),
@@ -142,7 +142,7 @@ func (o *options) tell(p *testPackage, said *reading, r *result, err error) {
 		err, p.binary)
 }
 
-// reading is what readOutput found.
+// reading is the state of readOutput.
 type reading struct {
 	result
 	kept []string // the lines of tests that did not pass

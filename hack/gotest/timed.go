@@ -27,7 +27,7 @@ func (o *options) timed(ctx context.Context, list []*testPackage) (end summary) 
 	return end
 }
 
-// round is one run of the timed tests.
+// round runs the timed tests once.
 func (o *options) round(ctx context.Context, m *meter, list []*testPackage, end *summary) {
 	again := 0
 	for _, p := range list {

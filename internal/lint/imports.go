@@ -14,10 +14,11 @@ const suite = "driver/drivertest"
 
 const module = "github.com/sluicehq/sluice"
 
-// imported is one import; local is its folder in this module, "" elsewhere.
+// imported is an import of a file.
 type imported struct {
-	pos         token.Pos
-	name, local string
+	pos   token.Pos
+	name  string
+	local string // folder in this module, "" for another module
 }
 
 func (f *File) imports() []imported {
@@ -36,7 +37,7 @@ func (f *File) imports() []imported {
 	return list
 }
 
-// cgo keeps C where its rules are known.
+// cgo finds import "C" outside the folders that may call C.
 func cgo(f *File) []Finding {
 	if f.under("csrc", "cuda", "bindings") {
 		return nil
@@ -45,8 +46,8 @@ func cgo(f *File) []Finding {
 		`import "C" stands in csrc, cuda and bindings only: call a function of csrc`)
 }
 
-// An arrow says what a part of the house must not know. Tests are free: they put
-// parts together.
+// arrow names packages that others must not import. Tests may import all, since they put parts
+// together.
 type arrow struct {
 	from    []string // folders
 	mustNot []string // folders of this module
@@ -100,7 +101,7 @@ var forbidden = []arrow{
 	},
 }
 
-// arrows wants imports to point one way.
+// arrows finds imports that an arrow forbids.
 func arrows(f *File) []Finding {
 	if f.isTest() {
 		return nil
@@ -134,7 +135,7 @@ func reaches(f *File, i imported, folder string) bool {
 	return inside(i.local, folder) && !inside(f.dir(), folder)
 }
 
-// guests keeps foreign modules where they are of use.
+// guests finds imports of other modules outside the folders that may use them.
 func guests(f *File) []Finding {
 	var found []Finding
 	if !f.under("cmd", "bench") {

@@ -12,7 +12,7 @@ import (
 
 const spdx = "SPDX-License-Identifier: Apache-2.0"
 
-// license wants one SPDX line on top, below the interpreter line of a script.
+// license finds files without the SPDX line on top, or below the interpreter line of a script.
 func license(f *File) []Finding {
 	comment, ok := map[string]string{
 		".go": "// ", ".c": "// ", ".h": "// ", ".cu": "// ", ".sh": "# ", ".py": "# ",
@@ -35,11 +35,11 @@ func isC(f *File) bool { return slices.Contains([]string{".c", ".h", ".cu"}, pat
 
 const columnsMax = 100
 
-// tabs are the columns of a tab, by the kind of file; 0: the rule is not for this kind.
+// tabs has the width of a tab by the kind of file; 0: columns does not check files of this kind.
 var tabs = map[string]int{".go": 4, ".c": 8, ".h": 8, ".cu": 8, ".py": 4, ".md": 4}
 
-// columns bounds lines. What cannot be broken may be longer: tables, links and code in documents,
-// text in raw strings, directives of the compiler.
+// columns finds lines that are too long, except those that cannot be broken: tables, links and code
+// in documents, text in raw strings, and directives of the compiler.
 func columns(f *File) []Finding {
 	tab := tabs[path.Ext(f.Path)]
 	if tab == 0 || f.isGenerated() {
@@ -68,7 +68,7 @@ func columns(f *File) []Finding {
 	return found
 }
 
-// rawLines are the lines that raw strings begin, fill or end.
+// rawLines returns the numbers of the lines that are part of a raw string.
 func (f *File) rawLines() map[int]bool {
 	raw := map[int]bool{}
 	if f.tree == nil {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// extensions are what the rules know how to read.
+// extensions are those of the files that the rules check.
 var extensions = []string{".go", ".c", ".h", ".cu", ".sh", ".py", ".md"}
 
 // skipped are folders of built things and of fixtures.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package machine has tests use, or make, what they find on no developer's machine: hosts that are
-// joined by a cable (Host, BetweenHosts), disks that fail or log what they are given (MapDisk), and
-// real RDMA verbs (VerbsDevices). What the machine, or the user, lacks is a
+// Package machine gives tests what a developer's machine lacks: hosts joined by a cable (Host,
+// BetweenHosts), disks that fail or that log all writes (MapDisk), and real RDMA verbs
+// (VerbsDevices). If the machine, or the user, cannot provide it, the error is a
 // *driver.UnavailableError, which skips the test.
 //
 // Tests on real RDMA verbs are plain tests whose names begin with TestReal:

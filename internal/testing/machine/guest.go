@@ -14,7 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// guestFolder is what hack/guest/init makes.
+// guestFolder is a folder that hack/guest/init makes in the guest.
 const guestFolder = "/run/sluice-guest"
 
 // InGuest reports whether this is the guest.

@@ -52,7 +52,7 @@ func OpenVerbs(t testing.TB, n int, load func(path string) error) *VerbsFabric {
 	return f
 }
 
-// VerbsPath is what load was given. The file is gone, since the library stays open.
+// VerbsPath returns the path of the library that load has opened. The file itself is deleted.
 func VerbsPath() string {
 	library.Lock()
 	defer library.Unlock()
@@ -162,8 +162,8 @@ func (f *VerbsFabric) InUse() map[string]uint64 {
 	return all
 }
 
-// VerbsDevice is one of the fabric. Its methods may be called from any goroutine, and what they set
-// is seen by the device within a few milliseconds.
+// VerbsDevice is a device of a fabric. Its methods may be called from any goroutine. The device
+// notices what they set within a few milliseconds.
 type VerbsDevice struct{ index int }
 
 // Name is fake0 and so on.

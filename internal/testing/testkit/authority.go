@@ -20,14 +20,15 @@ import (
 // CertificatePair is a certificate and its key, in PEM.
 type CertificatePair struct{ Cert, Key []byte }
 
-// Authority is a certificate authority: ECDSA on P-256, one key that signs, and certificates of
-// members for both sides of a connection.
+// Authority is a certificate authority. It signs with one key, of ECDSA on P-256, and the
+// certificates of its members serve both sides of a connection.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority makes an authority of that name, valid from now on for as long.
+// NewAuthority makes an authority, whose certificate has this name and is valid for that long, from
+// now on.
 func NewAuthority(name string, valid time.Duration) (*Authority, CertificatePair, error) {
 	t := certificateTemplate(name, time.Now(), valid)
 	t.IsCA, t.BasicConstraintsValid, t.MaxPathLenZero = true, true, true
@@ -40,13 +41,13 @@ func NewAuthority(name string, valid time.Duration) (*Authority, CertificatePair
 	return &Authority{cert, key}, pair, err
 }
 
-// Cert is its certificate, by which members know each other.
+// Cert returns the authority's own certificate, by which members verify each other.
 func (a *Authority) Cert() *x509.Certificate { return a.cert }
 
-// Member is what a certificate says.
+// Member describes the certificate of a member.
 type Member struct {
 	Name  string
-	Hosts []string // names and addresses that it is for; none: Name
+	Hosts []string // names and addresses of hosts that it is valid for; none: Name
 	From  time.Time
 	Valid time.Duration
 }
@@ -76,8 +77,8 @@ func (a *Authority) Issue(m Member) (CertificatePair, *x509.Certificate, error) 
 	return sign(t, a.cert, key, a.key)
 }
 
-// Revoke adds the serial number of a certificate to a list in PEM, which it signs anew with the
-// next number; no list begins one. Without a serial number it only signs.
+// Revoke adds a serial number to a list of revoked certificates in PEM, and signs the list anew,
+// under the next number. A nil list begins a new one; a nil serial number adds nothing.
 func (a *Authority) Revoke(list []byte, serial *big.Int) ([]byte, error) {
 	t := &x509.RevocationList{Number: big.NewInt(0), ThisUpdate: time.Now().Add(-time.Minute),
 		NextUpdate: a.cert.NotAfter}
@@ -100,8 +101,8 @@ func (a *Authority) Revoke(list []byte, serial *big.Int) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: raw}), nil
 }
 
-// Store writes the files of a member to a directory, each whole, and returns where they lie. Files
-// that are there are replaced.
+// Store writes the certificate and the key to files of a directory and returns their paths. It
+// replaces files that are there, each in one step.
 func (p CertificatePair) Store(dir, name string) (cert, key string, err error) {
 	cert, key = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+"-key.pem")
 	for _, f := range []struct {
@@ -118,7 +119,7 @@ func (p CertificatePair) Store(dir, name string) (cert, key string, err error) {
 	return cert, key, nil
 }
 
-// CertificateSerial returns the number of a certificate in a file.
+// CertificateSerial returns the serial number of the certificate in a file.
 func CertificateSerial(path string) (*big.Int, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

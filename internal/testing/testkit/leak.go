@@ -76,7 +76,7 @@ func settle(before snapshot, also []func() map[string]uint64, whole bool,
 	}
 }
 
-// snapshot is what exists at one time.
+// snapshot lists the resources that the process has at one time.
 type snapshot struct {
 	descriptors map[int]string    // number to what it refers to
 	goroutines  map[string]string // id to stack

@@ -11,32 +11,33 @@ import (
 	"github.com/sluicehq/sluice/internal/proc"
 )
 
-var virtual atomic.Bool // time is
+var inVirtualTime atomic.Bool // a test of this process is
 
-// InVirtualTime calls do in virtual time, and returns once all that it started has ended: in a
-// bubble of testing/synctest, where time passes only while every goroutine waits, and then at once.
-// Limits are met exactly and cost nothing, and a machine that is busy or stands still does not
-// matter. A test that calls it, or anything beside it, must not be Parallel.
+// InVirtualTime calls do in a bubble of testing/synctest, and returns once all goroutines that do
+// has started have ended. In a bubble time passes only while every goroutine waits, and then at
+// once. So limits are met exactly and cost nothing, and it does not matter whether the machine is
+// busy or stands still. No test of the process may run in parallel with such a test.
 //
-// Backends fault and mem and the engine run there. A goroutine that waits for a socket, a process,
-// a descriptor of the kernel, C code or a sync.Mutex does not let time pass, nor does one that
-// spins on the clock: an engine needs Spin. Variables of a package that hold a time of before the
-// bubble are off by decades: a bubble begins in the year 2000. T.Run is not allowed in a bubble, so
-// each sub-test begins its own, by RunInVirtualTime.
+// Backends fault and mem and the engine work in a bubble. Time does not pass while a goroutine
+// waits for a socket, a process, a descriptor of the kernel, C code or a sync.Mutex, or spins on
+// the clock: set the engine's Config.Spin to Spin. A bubble begins in the year 2000, so a time that
+// a package variable has kept from outside is wrong by decades. T.Run is not allowed in a bubble:
+// call RunInVirtualTime, which begins one for each sub-test.
 //
-// A transfer over mem ends before any time passes. So a test that is to meet one in the middle
-// delays it, by fault or by a device that holds copies back.
+// A transfer over mem ends before any time passes. A test that needs one in progress delays it with
+// fault, or with a device that holds copies back.
 func InVirtualTime(t *testing.T, do func(t *testing.T)) {
 	t.Helper()
 	defer proc.Virtual()()
-	virtual.Store(true)
-	defer virtual.Store(false)
+	inVirtualTime.Store(true)
+	defer inVirtualTime.Store(false)
 	synctest.Test(t, do)
 }
 
-// Spin is what engine.Config.Spin has to be in tests that may run in virtual time: there, none.
+// Spin returns the engine.Config.Spin for tests that may run in virtual time, where an engine must
+// not spin.
 func Spin() time.Duration {
-	if virtual.Load() {
+	if inVirtualTime.Load() {
 		return -1
 	}
 	return 0

@@ -198,7 +198,7 @@ func (r *Devices) findNeighbours(nodes topology.Nodes) {
 	}
 }
 
-// nearest lists those of which none is nearer.
+// nearest lists the devices at the least distance from d.
 func (d *Device) nearest(nodes topology.Nodes, of []*Device) []Neighbour {
 	list := []Neighbour{}
 	for _, other := range of {

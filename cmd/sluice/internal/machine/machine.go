@@ -25,7 +25,7 @@ type Source struct {
 	memory hostmem.Machine // read once by Examine
 }
 
-// Backend is one that a report is about.
+// Backend is a backend that Examine reports on.
 type Backend struct {
 	Name  string
 	Built bool         // this build has it
