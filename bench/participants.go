@@ -35,7 +35,7 @@ const (
 // CacheLanes are the lanes that measure a cache.
 var CacheLanes = []Lane{CacheShm, CacheTCP, CacheDisk}
 
-// Lanes are all of them, in the order of tables.
+// Lanes are all lanes, in the order of tables.
 var Lanes = []Lane{Process, Host, TCP, RDMA, File, Weights, GPU, GPUFile, CacheShm, CacheTCP,
 	CacheDisk}
 
@@ -46,8 +46,8 @@ var laneBackends = map[Lane][]string{
 	CacheShm: {"shm"}, CacheTCP: {"tcp"}, CacheDisk: {"shm"},
 }
 
-// bare has the backend options of a lane for a backend that the user named without options: without
-// encryption and over the loopback interface, as the other participants.
+// bare has, for a lane, the options of a backend that the user named without any: it then works as
+// the other participants do, without encryption and over the loopback interface.
 var bare = map[Lane]map[string]string{TCP: {"tcp": "tcp:listen=127.0.0.1:0,plaintext=true",
 	"ucx": "ucx:transports=tcp,devices=lo"}}
 
@@ -112,6 +112,8 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 		p.Yardstick = true
 		return p
 	}
+	// timed marks a program that measures itself, and blind one of one process. The harness cannot
+	// check the bytes of either.
 	timed := func(p *Participant) {
 		p.Blind, p.Timed, p.Alone = true, true, p.Alone || lane == Weights
 	}

@@ -10,25 +10,27 @@ import (
 	"github.com/sluicehq/sluice/driver"
 )
 
-// A crossing that looks for the proof takes so long at most: where ctx is over, and else.
+// The limits of one call into C that looks for the proof.
 const (
-	revokeQuick = 100 * time.Microsecond // twice what a thread copies under one hold of a lock
-	revokeTurn  = 5 * time.Millisecond
+	revokeQuick = 100 * time.Microsecond // once ctx is over: twice a thread's copy under a lock
+	revokeTurn  = 5 * time.Millisecond   // before that
 )
 
-// endEpoch has no message admitted to the memory from now on, and all tokens refused.
+// endEpoch ends the epoch of the memory: from now on no message reaches it, and its tokens are
+// refused.
 func (m *memory) endEpoch() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.revoked {
 		m.revoked = true
-		_ = m.b.net.Revoke(m.key, 0) // the proof is looked for later
+		_ = m.b.net.Revoke(m.key, 0) // Revoke looks for the proof later
 	}
 }
 
-// Revoke implements driver.Memory. When each thread of ours that had admitted a message has let go
-// of its worker, those messages have landed. So Revoke waits for no peer, but for a thread that
-// stands in a page which does not come. It may run beside Backend.Close, and after it.
+// Revoke implements driver.Memory. The messages that were let in before have landed once each
+// thread of ours that handled one has released its worker. So Revoke waits for no peer, but it does
+// wait for a thread that is blocked by a page which does not come. It may run beside Backend.Close,
+// and after it.
 func (m *memory) Revoke(ctx context.Context) error {
 	m.endEpoch()
 	if err := m.revokeLock.Lock(ctx); err != nil {

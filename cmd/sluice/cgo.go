@@ -4,5 +4,5 @@
 
 package main
 
-// withCgo is whether this build has the backends that call C libraries.
+// withCgo reports whether this build has the backends that call C libraries.
 var withCgo = true
