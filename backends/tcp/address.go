@@ -3,8 +3,6 @@
 package tcp
 
 import (
-	"bytes"
-	"crypto/sha256"
 	"fmt"
 	"net"
 	"strconv"
@@ -23,88 +21,65 @@ type address struct {
 }
 
 const (
-	addressName  = "tcp" // a byte with the version of all that passes between backends follows
-	addressMark  = len(addressName) + 1
-	addressCheck = 8
-	placesMax    = 16
-	placeMax     = 253 + 6 // a name and a port
+	addressName = "tcp"
+	placesMax   = 16
+	placeMax    = 253 + 6 // a name and a port
 )
 
-func (a *address) encode() ([]byte, error) {
-	b := append([]byte(addressName), '0'+wireVersion)
-	b = append(b, a.owner[:]...)
-	b = append(b, byte(a.security))
-	if a.security == pinned {
-		b = append(append(b, a.pin.key[:]...), a.pin.secret[:]...)
+// addressMark: see session.EncodeAddress.
+var addressMark = addressName + string(rune('0'+wireVersion))
+
+func (a *address) fields(c *session.Codec) {
+	c.Raw(a.owner[:])
+	c.Uint8((*uint8)(&a.security))
+	switch {
+	case a.security > pinned:
+		c.Fail()
+	case a.security == pinned:
+		c.Raw(a.pin.key[:])
+		c.Raw(a.pin.secret[:])
 	}
-	b = append(b, byte(len(a.places)))
+	session.CodecList(c, &a.places, placesMax, func(place *string) {
+		high, low := byte(len(*place)>>8), byte(len(*place))
+		c.Uint8(&high)
+		c.Uint8(&low)
+		text := []byte(*place)
+		if c.Decodes() {
+			text = make([]byte, min(int(high)<<8|int(low), placeMax+1))
+		}
+		c.Raw(text)
+		*place = string(text)
+		host, port, err := net.SplitHostPort(*place)
+		number, portErr := strconv.ParseUint(port, 10, 16)
+		if err != nil || portErr != nil || host == "" || number == 0 || len(text) > placeMax {
+			c.Fail()
+		}
+	})
+}
+
+func (a *address) encode() ([]byte, error) {
+	const cure = "name fewer in Config.Advertise"
 	for _, p := range a.places {
 		if len(p) > placeMax {
-			return nil, fmt.Errorf("address %q is longer than %d bytes: %w",
-				p, placeMax, driver.ErrBounds)
+			return nil, fmt.Errorf("address %q is longer than %d bytes: %w", p, placeMax,
+				driver.ErrBounds)
 		}
-		b = append(b, byte(len(p)>>8), byte(len(p)))
-		b = append(b, p...)
 	}
-	sum := sha256.Sum256(b)
-	b = append(b, sum[:addressCheck]...)
-	if len(b) > driver.AddrMax || len(a.places) > placesMax {
-		return nil, fmt.Errorf("%d addresses of %d bytes, at most %d of %d: name fewer in "+
-			"Config.Advertise: %w",
-			len(a.places), len(b), placesMax, driver.AddrMax, driver.ErrBounds)
+	if len(a.places) > placesMax {
+		return nil, fmt.Errorf("%d addresses, at most %d: %s: %w", len(a.places), placesMax, cure,
+			driver.ErrBounds)
 	}
-	return b, nil
+	return session.EncodeAddress(addressMark, cure, a.fields)
 }
 
 func decodeAddress(b []byte) (a address, err error) {
-	if !bytes.HasPrefix(b, []byte(addressName)) || len(b) < addressMark {
-		return a, fmt.Errorf("%d bytes that are no tcp address: %w", len(b), driver.ErrCorrupt)
+	if err := session.DecodeAddress(b, addressMark, a.fields); err != nil {
+		return address{}, err
 	}
-	if version := b[len(addressName)]; version != '0'+wireVersion {
-		return a, fmt.Errorf("tcp address of version %d, ours is %d: use the same release on "+
-			"both sides: %w",
-			version-'0', wireVersion, driver.ErrVersion)
-	}
-	if len(b) < addressMark+addressCheck || len(b) > driver.AddrMax {
-		return a, fmt.Errorf("tcp address of %d bytes: %w", len(b), driver.ErrCorrupt)
-	}
-	body, check := b[:len(b)-addressCheck], b[len(b)-addressCheck:]
-	if sum := sha256.Sum256(body); !bytes.Equal(sum[:addressCheck], check) {
-		return a, fmt.Errorf("tcp address is damaged: %w", driver.ErrCorrupt)
-	}
-	r := session.ReadMessage(body[addressMark:])
-	copy(a.owner[:], r.Bytes(8))
-	if a.security = security(r.Uint8()); a.security > pinned {
-		r.Fail()
-	}
-	if a.security == pinned {
-		copy(a.pin.key[:], r.Bytes(len(a.pin.key)))
-		copy(a.pin.secret[:], r.Bytes(len(a.pin.secret)))
-	}
-	a.readPlaces(&r)
-	if !r.Done() || len(a.places) == 0 {
+	if len(a.places) == 0 {
 		return address{}, fmt.Errorf("tcp address: %w", driver.ErrCorrupt)
 	}
 	return a, nil
-}
-
-func (a *address) readPlaces(r *session.MessageReader) {
-	n := int(r.Uint8())
-	if n > placesMax {
-		r.Fail()
-	}
-	for range n {
-		size := int(r.Uint8())<<8 | int(r.Uint8())
-		place := string(r.Bytes(size))
-		host, port, err := net.SplitHostPort(place)
-		number, portErr := strconv.ParseUint(port, 10, 16)
-		if r.Failed() || err != nil || portErr != nil || host == "" || number == 0 ||
-			size > placeMax {
-			r.Fail()
-			return
-		}
-		a.places = append(a.places, place)
-	}
 }
 
 // Places returns host:port of each place where the owner of an Addr listens, and whether it speaks

@@ -182,11 +182,11 @@ func EncodeAddress(mark, cure string, fields func(*Codec)) ([]byte, error) {
 func DecodeAddress(b []byte, mark string, fields func(*Codec)) error {
 	name := mark[:len(mark)-1]
 	switch {
-	case !bytes.HasPrefix(b, []byte(name)):
+	case !bytes.HasPrefix(b, []byte(name)) || len(b) < len(mark):
 		return fmt.Errorf("%d bytes that are no %s address: %w", len(b), name, driver.ErrCorrupt)
 	case !bytes.HasPrefix(b, []byte(mark)):
-		return fmt.Errorf("%s address of another version: use the same release on both "+
-			"sides: %w", name, driver.ErrVersion)
+		return fmt.Errorf("%s address of version %d, ours is %d: use the same release on both "+
+			"sides: %w", name, b[len(name)]-'0', mark[len(name)]-'0', driver.ErrVersion)
 	case len(b) < len(mark)+addressCheck || len(b) > driver.AddrMax:
 		return fmt.Errorf("%s address of %d bytes: %w", name, len(b), driver.ErrCorrupt)
 	}
