@@ -94,8 +94,7 @@ func (p *peer) batchFor(c *conn) *batch {
 }
 
 // part is the share of a batch that goes into one frame: pieces of one pair of memories, or the
-// notification. It stays in the table of its connection until the owner has acknowledged it, or the
-// connection has ended.
+// notification. It stays in the table of its connection until it is over.
 type part struct {
 	batch *batch // nil: this place of the table is free
 	use   uint32 // how many parts have had this place

@@ -220,7 +220,7 @@ func (b *Backend) Answer(conn uint64, data []byte) error {
 }
 
 // hasAnswerRoom reports whether the peer has room for an answer, and reads its connection fast
-// enough. If not, the backend wakes the program once both are true again.
+// enough. If not, the backend wakes the program once that has changed.
 // Preconditions: mu is held.
 func (g *inbound) hasAnswerRoom(c *conn) bool {
 	if c.queuedBytes() > queuedMax {

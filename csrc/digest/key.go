@@ -20,8 +20,8 @@ const CellMax = 1 << 20
 // random for each hand-over, so that no content has the same blind spots twice.
 type Seed [16]byte
 
-// Key is the key by which cells of one length are digested. It never changes; any goroutine may use
-// it.
+// Key is the key by which the cells of one part are digested. It never changes; any goroutine may
+// use it.
 type Key struct {
 	words []uint64 // a pair of words each, the first in the low half; lane 1, then lane 2
 	s     [2]uint64
