@@ -16,6 +16,15 @@ var ErrnoErrors = map[syscall.Errno]error{
 	syscall.EBUSY: driver.ErrBusy,
 }
 
+// PieceError adds to the error of a batch, which is not nil, the index of the piece that failed, if
+// that is known.
+func (d Done) PieceError(err error) error {
+	if d.Piece < 0 {
+		return err
+	}
+	return &driver.PieceError{Piece: int(d.Piece), Err: err}
+}
+
 // Refusal returns the error for rc, the result of a submit in C that was refused. The low 16 bits
 // of rc are an errno, for which err is the error, and the bits above them the index of the piece at
 // fault. Refusal adds that index if the error is about one piece.

@@ -112,8 +112,6 @@ func Error(d ring.Done) error {
 	}
 	err, ours := outcomes[d.Status]
 	switch {
-	case ours && d.Piece < 0:
-		return err
 	case ours:
 	case d.Status == canceled || d.Status == rejected || d.Status == notConnected ||
 		d.Status == connectionReset || d.Status == unreachable ||
@@ -122,8 +120,5 @@ func Error(d ring.Done) error {
 	default:
 		err = fmt.Errorf("move bytes over UCX: %s", statusText(d.Status))
 	}
-	if d.Piece < 0 {
-		return err
-	}
-	return &driver.PieceError{Piece: int(d.Piece), Err: err}
+	return d.PieceError(err)
 }

@@ -185,10 +185,7 @@ func Error(d Done) error {
 	if !known {
 		err = fmt.Errorf("move bytes over RDMA: %s", Status(d.Status))
 	}
-	if d.Piece < 0 {
-		return err
-	}
-	return &driver.PieceError{Piece: int(d.Piece), Err: err}
+	return d.PieceError(err)
 }
 
 // errnoError returns the error of package driver for an errno of a C function, or nil for 0. what
