@@ -287,14 +287,8 @@ func (b *Backend) railHosts() (list []netip.Addr) {
 
 // hostAddresses returns the global addresses of this host, or the loopback address if there is
 // none.
-func hostAddresses() (list []netip.Addr) {
-	addresses, _ := net.InterfaceAddrs() // after an error there are none
-	for _, a := range addresses {
-		p, err := netip.ParsePrefix(a.String())
-		if err == nil && p.Addr().IsGlobalUnicast() {
-			list = append(list, p.Addr().Unmap())
-		}
-	}
+func hostAddresses() []netip.Addr {
+	list := session.HostAddresses()
 	if len(list) == 0 {
 		list = append(list, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}

@@ -82,13 +82,10 @@ func ownHosts(bound netip.Addr) (list []string) {
 	if !bound.IsUnspecified() {
 		return []string{bound.Unmap().String()}
 	}
-	addresses, _ := net.InterfaceAddrs() // none is an answer
-	for _, a := range addresses {
-		p, err := netip.ParsePrefix(a.String())
-		if err == nil && p.Addr().IsGlobalUnicast() && len(list) < placesMax {
-			list = append(list, p.Addr().Unmap().String())
-		}
+	for _, a := range session.HostAddresses() {
+		list = append(list, a.String())
 	}
+	list = list[:min(len(list), placesMax)]
 	if len(list) == 0 {
 		list = []string{"127.0.0.1"}
 	}

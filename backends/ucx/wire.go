@@ -5,7 +5,6 @@ package ucx
 import (
 	"encoding/hex"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -190,14 +189,8 @@ func decodeAddress(b []byte) (a address, err error) {
 const hostsMax = 8
 
 // ownHosts lists the addresses that this host has in networks, the first where it has many.
-func ownHosts() (list []netip.Addr) {
-	addresses, _ := net.InterfaceAddrs() // none is an answer
-	for _, a := range addresses {
-		p, err := netip.ParsePrefix(a.String())
-		if err == nil && p.Addr().IsGlobalUnicast() {
-			list = append(list, p.Addr().Unmap())
-		}
-	}
+func ownHosts() []netip.Addr {
+	list := session.HostAddresses()
 	slices.SortStableFunc(list, func(x, y netip.Addr) int { return x.BitLen() - y.BitLen() })
 	return list[:min(len(list), hostsMax)]
 }

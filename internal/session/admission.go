@@ -267,6 +267,19 @@ func HostOf(conn net.Conn) Host {
 	return Host(p)
 }
 
+// HostAddresses returns the global addresses of this host. There are none after an error of the
+// kernel.
+func HostAddresses() (list []netip.Addr) {
+	addresses, _ := net.InterfaceAddrs()
+	for _, a := range addresses {
+		p, err := netip.ParsePrefix(a.String())
+		if err == nil && p.Addr().IsGlobalUnicast() {
+			list = append(list, p.Addr().Unmap())
+		}
+	}
+	return list
+}
+
 // HostCount counts, by host, the uses of a limited resource. One host may have at most half of it,
 // except the zero Host. Only one goroutine at a time may call its methods.
 type HostCount struct {
