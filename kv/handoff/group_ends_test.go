@@ -137,6 +137,7 @@ func TestGroupTransfersThatDoNotEnd(t *testing.T) {
 			} else {
 				err = j.pushes[0].Abort(within(t))
 				require.ErrorIs(t, err, engine.ErrUnproven)
+				require.ErrorIs(t, j.pushes[0].Err(), ErrInUse)
 			}
 			slow.let()
 			c.leaves()

@@ -371,8 +371,14 @@ func (p *GroupPush) answer(a asking) {
 func (p *GroupPush) cleanUp() {
 	err := p.s.revoke(p.leases)
 	p.mu.Lock()
-	if p.unproven = errors.Join(p.unproven, err); err != nil && p.err == nil {
-		p.err = &EndError{Request: p.request, Reason: Failed, Err: err}
+	p.unproven = errors.Join(p.unproven, err)
+	if err != nil || errors.Is(p.unproven, ErrInUse) { // this side's blocks are not free
+		last := EndError{Request: p.request, Reason: Failed}
+		if end, ok := errors.AsType[*EndError](p.err); ok {
+			last = *end // others may be reading it
+		}
+		last.Err = errors.Join(last.Err, p.unproven)
+		p.err = &last
 	}
 	p.mu.Unlock()
 	for _, l := range p.links {

@@ -153,8 +153,8 @@ func (l *inLink) attach() {
 	signal(q.alive)
 	if g.plan != r.plan || g.op != r.op(l.from) {
 		q.failLocked(&EndError{Reason: Mismatch, Peer: r.cfg.Peers[l.from].Name(),
-			Err: errors.New("the ranks have other plans, another order of GroupConfig.Peers, or " +
-				"other operations of an edge")}, nil)
+			Err: errors.New("the ranks have other plans, another order of peers, or other " +
+				"operations of an edge")}, nil)
 	}
 }
 

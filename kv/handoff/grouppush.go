@@ -190,8 +190,8 @@ func (p *GroupPush) Err() error {
 }
 
 // Ended is closed when nothing is left of the push: no transfer, lease or import. The blocks of
-// this side may then change, unless Err or Abort returns a *LeasesError, whose leases are to end
-// before, or ErrInUse: then never.
+// this side may then change, unless Err returns a *LeasesError, whose leases are to end before, or
+// ErrInUse: then never.
 func (p *GroupPush) Ended() <-chan struct{} { return p.ended }
 
 // outcome returns the error of a call on a push that is over. Precondition: p.mu is held.
