@@ -5,9 +5,10 @@
 //
 // # The way of a call
 //
-//  1. A function of sluice.h (calls_engine.c, calls_peer.c, calls_transfer.c, calls_kv.c) refuses
-//     the child of a fork (slgo_check_fork), copies a struct of the caller's version into one of
-//     this version (slgo_copy), and calls one exported function of Go, on the caller's own thread.
+//  1. A function of sluice.h (calls_engine.c, calls_peer.c, calls_transfer.c, calls_kv.c,
+//     calls_handoff.c) refuses the child of a fork (slgo_check_fork), copies a struct of the
+//     caller's version into one of this version (slgo_copy), and calls one exported function of
+//     Go, on the caller's own thread.
 //  2. That function (slgo…) looks its handles up. A handle is kind, generation and index
 //     (handles.go), so that no number of a caller reaches memory of ours: a stale or made-up one is
 //     an error.
@@ -25,7 +26,7 @@
 // There are no callbacks. Transfers that have ended go into a list with an eventfd (endings,
 // completion.go); messages come from the engine, or from a queue with an eventfd once a program
 // has asked for that (inbox, notify.go). An operation of a KV cache (kv.go, kvop.go) has an eventfd
-// of its own, where the program asks for it.
+// of its own, where the program asks for it, and so has a request of a hand-over (handoff.go).
 //
 // # The end
 //

@@ -14,6 +14,8 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/handoff"
+	"github.com/sluicehq/sluice/kv/layout"
 )
 
 // errArgument is the class of errors for calls with an invalid argument.
@@ -55,6 +57,14 @@ var codes = []struct {
 	{engine.ErrCorrupt, C.SLUICE_ERR_CORRUPT},
 	{engine.ErrVersion, C.SLUICE_ERR_VERSION},
 	{engine.ErrNotSupported, C.SLUICE_ERR_NOT_SUPPORTED},
+	{handoff.ErrCancelled, C.SLUICE_ERR_ABORTED},
+	{handoff.ErrRefused, C.SLUICE_ERR_FULL},
+	{handoff.ErrGeometry, C.SLUICE_ERR_ARGUMENT},
+	{handoff.ErrSpan, C.SLUICE_ERR_ARGUMENT},
+	{layout.ErrMismatch, C.SLUICE_ERR_CORRUPT},
+	{layout.ErrRequest, C.SLUICE_ERR_BOUNDS},
+	{layout.ErrGeometry, C.SLUICE_ERR_ARGUMENT},
+	{layout.ErrSideVersion, C.SLUICE_ERR_VERSION},
 }
 
 func codeOf(err error) C.int {
@@ -62,6 +72,9 @@ func codeOf(err error) C.int {
 		return C.SLUICE_ERR_HANDLE
 	}
 	if _, ok := errors.AsType[*byname.Error](err); ok {
+		return C.SLUICE_ERR_ARGUMENT
+	}
+	if _, ok := errors.AsType[*layout.UnlikeError](err); ok {
 		return C.SLUICE_ERR_ARGUMENT
 	}
 	for _, c := range codes {

@@ -38,10 +38,13 @@ const (
 	kindKV
 	kindKVNamespace
 	kindKVOp
+	kindHandoff
+	kindHandoffRequest
 )
 
 var kindNames = [...]string{"", "an engine", "a memory", "a region", "a peer", "a remote",
-	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache"}
+	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache",
+	"a rank of a hand-over", "a request of a hand-over"}
 
 // table finds the objects of one kind by their handles. get takes two atomic loads and no lock.
 // Free slots are used again, the one that has been free for the longest time first.
@@ -173,4 +176,6 @@ var (
 	caches    = table[kv]{kind: kindKV}
 	spaces    = table[namespace]{kind: kindKVNamespace}
 	kvOps     = table[kvOp]{kind: kindKVOp}
+	handoffs  = table[groupRank]{kind: kindHandoff}
+	handed    = table[groupRequest]{kind: kindHandoffRequest}
 )

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
-	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
@@ -35,14 +34,10 @@ type kvOp struct {
 	of     *kv
 	space  *namespace
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the two that follow are there
 
+	ending   // after which the two that follow are there
 	outcomes []cache.Outcome
 	err      error
-
-	mu     sync.Mutex  // guards what follows
-	wake   *proc.Event // nil until the program asks for the descriptor
-	closed bool
 }
 
 // reaching returns the namespace for an operation on a region.
@@ -372,7 +367,7 @@ func placeOf(p *C.struct_sluice_kv_place, keys int) (at serve.Place, err error) 
 func (n *namespace) start(keys int, region *engine.Region, timeout C.int64_t, out *C.uint64_t,
 	move func(ctx context.Context) ([]cache.Outcome, error)) error {
 	k := n.of
-	op := &kvOp{of: k, space: n, done: make(chan struct{})}
+	op := &kvOp{of: k, space: n, ending: newEnding()}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
@@ -397,7 +392,7 @@ func (n *namespace) start(keys int, region *engine.Region, timeout C.int64_t, ou
 		op.cancel()
 		stop()
 		k.ended(op, err)
-		op.end(outcomes, err, keys)
+		op.finish(outcomes, err, keys)
 	}()
 	return nil
 }
@@ -413,8 +408,8 @@ func (k *kv) ended(op *kvOp, err error) {
 	delete(k.running, op)
 }
 
-// end tells those that wait.
-func (o *kvOp) end(outcomes []cache.Outcome, err error, keys int) {
+// finish tells those that wait.
+func (o *kvOp) finish(outcomes []cache.Outcome, err error, keys int) {
 	if len(outcomes) != keys { // it did not begin, or the server has not said
 		as := cache.Failed
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -425,13 +420,8 @@ func (o *kvOp) end(outcomes []cache.Outcome, err error, keys int) {
 	if errors.Is(err, context.Canceled) && !errors.Is(err, engine.ErrUnproven) {
 		err = fmt.Errorf("the operation was cancelled: %w", engine.ErrAborted)
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	o.outcomes, o.err = outcomes, err
-	close(o.done)
-	if o.wake != nil {
-		_ = o.wake.Signal()
-	}
+	o.tell()
 }
 
 //export slgoKVOpFd
@@ -443,37 +433,6 @@ func slgoKVOpFd(h C.uint64_t, fd *C.int, f *C.struct_slgo_fault) C.int {
 	})
 }
 
-// descriptor makes it at first. Nothing drains it: it stays readable from the end on.
-func (o *kvOp) descriptor() (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closed {
-		return -1, engine.ErrClosed
-	}
-	if o.wake == nil {
-		wake, err := proc.NewEvent()
-		if err != nil {
-			return -1, err
-		}
-		o.wake = wake
-		if isClosed(o.done) == 1 {
-			_ = wake.Signal()
-		}
-	}
-	return o.wake.FD(), nil
-}
-
-// closeWake also wakes those that watch a duplicate, who are told then that the handle is stale.
-func (o *kvOp) closeWake() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.closed = true
-	if o.wake != nil {
-		_ = o.wake.Signal()
-		_ = o.wake.Close()
-	}
-}
-
 //export slgoKVOpWait
 func slgoKVOpWait(h C.uint64_t, timeout C.int64_t, list *C.uint8_t, count C.size_t,
 	f *C.struct_slgo_fault) C.int {
@@ -481,14 +440,8 @@ func slgoKVOpWait(h C.uint64_t, timeout C.int64_t, list *C.uint8_t, count C.size
 	if err != nil {
 		return answer(f, err)
 	}
-	if isClosed(o.done) == 0 {
-		over, stop := after(timeout)
-		defer stop()
-		select {
-		case <-o.done:
-		case <-over:
-			return C.SLUICE_PENDING
-		}
+	if !o.within(timeout) {
+		return C.SLUICE_PENDING
 	}
 	if list != nil && uint64(count) != uint64(len(o.outcomes)) {
 		return answer(f, argument("%d outcomes are wanted of an operation of %d keys",

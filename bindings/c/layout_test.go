@@ -22,9 +22,9 @@ var update = flag.Bool("update", false, "write testdata/layout.txt anew, after "
 // programs were built with, and with what Go reads.
 func TestLayout(t *testing.T) {
 	const list = "testdata/layout.txt"
-	now := layout(t, "gcc", "-std=c11")
+	now := layoutOf(t, "gcc", "-std=c11")
 	if _, err := exec.LookPath("g++"); err == nil {
-		if cpp := layout(t, "g++", "-std=c++17", "-x", "c++"); cpp != now {
+		if cpp := layoutOf(t, "g++", "-std=c++17", "-x", "c++"); cpp != now {
 			t.Errorf("C++ sees another layout:\n%s", cpp)
 		}
 	}
@@ -46,8 +46,8 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// layout is what the program says about the header.
-func layout(t *testing.T, compiler string, flags ...string) string {
+// layoutOf is what the program says about the header.
+func layoutOf(t *testing.T, compiler string, flags ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "layout")
 	require.NoError(t, command(compiler, append(flags, "-Wall", "-Werror", "-I.", "-o", program,

@@ -35,6 +35,8 @@ func goLayout() map[string]string {
 		"sluice_kv_place":             C.struct_sluice_kv_place{},
 		"sluice_kv_hint_result":       C.struct_sluice_kv_hint_result{},
 		"sluice_kv_estimate":          C.struct_sluice_kv_estimate{},
+		"sluice_handoff_config":       C.struct_sluice_handoff_config{},
+		"sluice_handoff_table":        C.struct_sluice_handoff_table{},
 	} {
 		s := reflect.TypeOf(v)
 		list[name] = fmt.Sprint(s.Size())

@@ -20,7 +20,7 @@ import (
 // descriptor was asked for, from a queue that a goroutine moves them into.
 type inbox struct {
 	turn   chan struct{} // a lock, full while a thread receives
-	cached atomic.Bool   // a cache has the turn
+	cached atomic.Bool   // a cache or hand-over has the turn
 
 	// Guarded by turn.
 	found [16]engine.Notification // by one look at the backends
@@ -36,18 +36,19 @@ const queueLength = 64
 
 func (in *inbox) init() { in.turn = make(chan struct{}, 1) }
 
-// reserve gives the messages of the engine to a cache, until unreserve: the turn is its own.
+// reserve gives the messages of the engine to a cache or to hand-over, until unreserve: the turn is
+// its own.
 func (in *inbox) reserve() error {
 	select {
 	case in.turn <- struct{}{}:
 	default:
-		return fmt.Errorf("a cache or a thread receives the messages of this engine: open another "+
-			"engine for the cache: %w", engine.ErrBusy)
+		return fmt.Errorf("a cache, a hand-over or a thread has the messages of this engine: open "+
+			"another engine: %w", engine.ErrBusy)
 	}
 	if in.wake != nil {
 		<-in.turn
 		return fmt.Errorf("the program has the descriptor of this engine's messages: open another "+
-			"engine for the cache: %w", engine.ErrBusy)
+			"engine: %w", engine.ErrBusy)
 	}
 	in.cached.Store(true)
 	return nil
@@ -165,8 +166,8 @@ func slgoReceive(h C.uint64_t, out *C.struct_sluice_notification, buffer *C.uint
 	}
 	in := &e.inbox
 	if in.cached.Load() {
-		return answer(f, fmt.Errorf("the messages of this engine are those of a cache: open "+
-			"another engine for others: %w", engine.ErrBusy))
+		return answer(f, fmt.Errorf("a cache or a hand-over has the messages of this engine: "+
+			"open another engine for others: %w", engine.ErrBusy))
 	}
 	ctx, cancel := within(timeout)
 	defer cancel()

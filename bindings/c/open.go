@@ -27,6 +27,7 @@ type openEngine struct {
 	accepts chan *engine.Peer // unbuffered: the server of a peer waits for its acceptor
 	ended   endings
 	inbox   inbox
+	hearing hearing
 
 	mu    sync.Mutex // guards what follows
 	over  bool
@@ -187,8 +188,9 @@ func (e *openEngine) close() error {
 	if first {
 		close(e.gone)
 	}
-	cached := e.closeCaches() // before the engine that moves their blocks
-	err := errors.Join(cached, e.Engine.Close())
+	// before the engine that moves their blocks
+	cached, handed := e.closeCaches(), e.closeHandoffs()
+	err := errors.Join(cached, handed, e.Engine.Close())
 	listeners.dropAll(func(l *listener) bool { return l.of == e })
 	transfers.dropAll(func(t *transfer) bool { return t.of == e })
 	leases.dropAll(func(l *lease) bool { return l.of == e })

@@ -20,7 +20,7 @@ var sanitizers = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover
 func TestPrograms(t *testing.T) {
 	for _, source := range []string{
 		"hello.c", "misuse.c", "fds.c", "endings.c", "threads.c", "forks.c", "raii.cpp",
-		"unproven.cpp", "exits.c", "kv.c",
+		"unproven.cpp", "exits.c", "kv.c", "handoff.c",
 	} {
 		t.Run(source, func(t *testing.T) { run(t, compile(t, source, sanitizers...)) })
 	}

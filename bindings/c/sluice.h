@@ -825,6 +825,134 @@ struct sluice_kv_estimate {
 int sluice_kv_estimate(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		       int64_t timeout_ns, struct sluice_kv_estimate *estimate);
 
+/* ---- handing requests over between groups of ranks ---- */
+
+/*
+ * Prefill ranks hand the KV blocks of a request over to decode ranks, layer by layer while the
+ * prefill computes, one-sided. The groups may differ in their number of ranks and in their layouts.
+ * Each rank is an engine, and is connected to all ranks of the other group, both ways
+ * (sluice_describe and sluice_connect). docs/promises.md has what is promised.
+ */
+typedef uint64_t sluice_handoff;         /* a rank of a group */
+typedef uint64_t sluice_handoff_request; /* a request on that rank */
+
+/* sluice_handoff_config.role */
+enum { SLUICE_HANDOFF_SENDER = 1, SLUICE_HANDOFF_RECEIVER = 2 };
+
+enum { SLUICE_HANDOFF_PLAN_MAX = 67108864 }; /* bytes of a plan */
+
+struct sluice_handoff_config {
+	uint32_t size;
+	uint32_t role;
+	uint32_t index; /* of this rank in its list of the plan */
+	uint32_t reserved; /* 0 */
+	/*
+	 * JSON, {"senders": [side, ...], "receivers": [side, ...]}: what each rank keeps where. All
+	 * ranks of both groups are given the same sides in the same order. A side has the fields
+	 *   version  1
+	 *   model    a name; the same on both sides
+	 *   rank     of its group; dp: of data parallelism, for which each group has its own plan
+	 *   regions  [{"name", "bytes"}]
+	 *   groups   of views that share a block table: [{"blocks"}], how many the pool has; also
+	 *            state (one slot a request), window (tokens that attention looks back), ring
+	 *            (slots that are used in turn), shards, shard and interleave (of tokens)
+	 *   views    one for each layer and part: [{"layer", "part" ("k", "v", "latent", ...),
+	 *            "dtype", "cell" (bytes of one token in one unit), "units" (heads of the
+	 *            model), "first", "count" (those held here), "tokens" (of a block), "region",
+	 *            "group" (indices in the lists), "base", "block", "unit", "token"}]: the cell
+	 *            of block b, unit u and token t lies at base + b*block + u*unit + t*token in
+	 *            its region
+	 */
+	const char *plan;
+	const sluice_region *regions; /* of this rank, as in its side; 0: no view lies there */
+	const sluice_peer *peers; /* all ranks of the other group, in the order of the plan */
+	uint32_t regions_count, peers_count;
+	/*
+	 * "name=value" strings ended by NULL, or NULL:
+	 *   window          layers in flight of one request; 4
+	 *   requests_max    at once; 256. A peer may have twice as many begun here
+	 *   message_max     bytes of a part of a long message; 64 KiB
+	 *   meet_timeout    for all ranks to begin a request; 30s
+	 *   idle_timeout    between two signs of life of the senders; 60s
+	 *   layer_timeout   for one layer to be moved; 10s
+	 *   taken_timeout   from the last layer on, for all receivers to have all; 60s
+	 *   revoke_timeout  to prove that nothing lands any more; 15s
+	 *   notify_timeout  for a message to leave; 5s
+	 */
+	const char *const *options;
+};
+
+/*
+ * Makes this engine a rank. The messages of the engine are those of its ranks until the last is
+ * closed, as for sluice_kv_dial. SLUICE_ERR_ARGUMENT: the sides are not well formed, or cannot
+ * exchange a cache; the text says what to change.
+ */
+int sluice_handoff_open(sluice_engine engine, const struct sluice_handoff_config *config,
+			sluice_handoff *handoff);
+
+/* Blocks of a request by its tokens: slot 0 has the first token. */
+struct sluice_handoff_table {
+	const uint32_t *blocks;
+	uint64_t count;
+};
+
+/*
+ * Begins a request on this rank and returns at once: a sender hands its tokens from from on, to
+ * excluded, over, a receiver expects them in its blocks. All ranks of both groups begin it, in any
+ * order, by one number, which names this hand-over for ever. There is a table for each group of
+ * the side; they are copied. What is wrong with the request is its outcome. Nothing else may use
+ * the blocks of a receiver, or change those of a sender behind their sluice_handoff_layer, until
+ * sluice_handoff_wait or sluice_handoff_abort says that they are free.
+ */
+int sluice_handoff_begin(sluice_handoff handoff, uint64_t number,
+			 const struct sluice_handoff_table *tables, size_t count, uint64_t from,
+			 uint64_t to, sluice_handoff_request *request);
+
+/*
+ * Of a sender: the layer is complete in this rank's memory, and goes over once all ranks have begun
+ * the request. It does not wait. Each layer of this rank is told once, in any order; behind
+ * the last one the request ends by itself. Else the outcome of a request that has ended.
+ */
+int sluice_handoff_layer(sluice_handoff_request request, uint32_t layer);
+
+/* As sluice_kv_op_fd, until sluice_handoff_request_close. */
+int sluice_handoff_fd(sluice_handoff_request request, int *fd);
+
+/*
+ * Waits for the end. SLUICE_PENDING: the timeout ended the wait, not the request. SLUICE_OK: a
+ * receiver has all of it, or all receivers have confirmed what they get of this sender and of the
+ * others; its blocks are free. Else why it ended, within the limits of config, on whichever rank
+ * that was: SLUICE_ERR_PEER_LOST, _TIMEOUT, _ABORTED, _FULL (too many requests at a receiver) and
+ * so on; its blocks are free all the same, but after SLUICE_ERR_UNPROVEN, where
+ * sluice_handoff_abort says more. A receiver that has all stays so when others fail.
+ */
+int sluice_handoff_wait(sluice_handoff_request request, int64_t timeout_ns);
+
+/*
+ * Ends it on all ranks, unless it has ended. On SLUICE_OK the blocks of this rank are the
+ * program's: no byte of a peer lands there any more, whatever state the peer is in. SLUICE_PENDING:
+ * that is not proved within the timeout, call again. SLUICE_ERR_UNPROVEN: it never will be; do not
+ * use the blocks again.
+ */
+int sluice_handoff_abort(sluice_handoff_request request, int64_t timeout_ns);
+
+/* Forgets it. SLUICE_ERR_BUSY while it runs, or its blocks are not free: abort first. */
+int sluice_handoff_request_close(sluice_handoff_request request);
+
+/*
+ * What has happened on this rank since it was opened, as JSON: requests "begun", "finished" and
+ * "ended", those by why; "strays", messages that belonged to none; "quarantined", leases that could
+ * not be revoked within revoke_timeout. Buffer as for sluice_stats.
+ */
+int sluice_handoff_stats(sluice_handoff handoff, void *buffer, size_t capacity, size_t *length);
+
+/*
+ * Ends all its requests, in a time that the limits bound, and makes their handles stale. The engine
+ * and its regions stay. SLUICE_ERR_UNPROVEN: blocks of a request are not free; the handles stay,
+ * call it again. sluice_close closes the ranks of its engine first.
+ */
+int sluice_handoff_close(sluice_handoff handoff);
+
 /* ---- why ---- */
 
 enum { SLUICE_TEXT = 1, SLUICE_JSON = 2 };

@@ -13,6 +13,7 @@ import (
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/handoff"
 )
 
 // plainText returns the text of an error for programs in C and Python. They know neither the names
@@ -106,7 +107,7 @@ var (
 func configFields() map[string]string {
 	names := byname.Fields()
 	for _, config := range []reflect.Type{reflect.TypeFor[engine.Config](),
-		reflect.TypeFor[cache.Config]()} {
+		reflect.TypeFor[cache.Config](), reflect.TypeFor[handoff.Limits]()} {
 		for _, f := range reflect.VisibleFields(config) {
 			names[f.Name] = byname.OptionName(f.Name)
 		}

@@ -96,6 +96,14 @@ int main(void)
 	    AT(sluice_kv_estimate, disk_bytes), AT(sluice_kv_estimate, time_ns);
 	SIZE(sluice_kv_key);
 	AT(sluice_kv_key, bytes);
+	SIZE(sluice_handoff_config);
+	AT(sluice_handoff_config, size), AT(sluice_handoff_config, role),
+	    AT(sluice_handoff_config, index), AT(sluice_handoff_config, reserved);
+	AT(sluice_handoff_config, plan), AT(sluice_handoff_config, regions),
+	    AT(sluice_handoff_config, peers), AT(sluice_handoff_config, regions_count);
+	AT(sluice_handoff_config, peers_count), AT(sluice_handoff_config, options);
+	SIZE(sluice_handoff_table);
+	AT(sluice_handoff_table, blocks), AT(sluice_handoff_table, count);
 	VALUE(SLUICE_OK), VALUE(SLUICE_PENDING), VALUE(SLUICE_ERR_HANDLE),
 	VALUE(SLUICE_ERR_ARGUMENT), VALUE(SLUICE_ERR_FORK);
 	VALUE(SLUICE_ERR_SPACE), VALUE(SLUICE_ERR_SYSTEM), VALUE(SLUICE_ERR_CLOSED),
@@ -123,5 +131,6 @@ int main(void)
 	VALUE(SLUICE_KV_WRITE_THROUGH), VALUE(SLUICE_KV_WRITE_BACK), VALUE(SLUICE_KV_MEMORY_ONLY);
 	VALUE(SLUICE_KV_SESSION_END), VALUE(SLUICE_KV_RETAIN), VALUE(SLUICE_KV_RELEASE),
 	VALUE(SLUICE_KV_DEMOTE), VALUE(SLUICE_KV_PREFETCH);
+	VALUE(SLUICE_HANDOFF_SENDER), VALUE(SLUICE_HANDOFF_RECEIVER), VALUE(SLUICE_HANDOFF_PLAN_MAX);
 	return 0;
 }

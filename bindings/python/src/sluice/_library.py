@@ -24,6 +24,7 @@ KIND_MEMORY, KIND_HOST, KIND_DEVICE, KIND_FILE = 1, 2, 3, 4
 READ_ONLY, PRIVATE, DMABUF, EXTENDS, BUFFERED = 1, 2, 4, 8, 16
 READ, WRITE = 1, 2
 DURABLE = 1
+SENDER, RECEIVER = 1, 2
 TEXT, JSON = 1, 2
 
 
@@ -221,6 +222,25 @@ class KVPlace(ctypes.Structure):
     ]
 
 
+class HandoffConfig(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("role", c_uint32),
+        ("index", c_uint32),
+        ("reserved", c_uint32),
+        ("plan", c_char_p),
+        ("regions", POINTER(c_uint64)),
+        ("peers", POINTER(c_uint64)),
+        ("regions_count", c_uint32),
+        ("peers_count", c_uint32),
+        ("options", POINTER(c_char_p)),
+    ]
+
+
+class HandoffTable(ctypes.Structure):
+    _fields_ = [("blocks", c_void_p), ("count", c_uint64)]
+
+
 STRUCTS = {
     "sluice_backend": Backend,
     "sluice_config": Config,
@@ -242,6 +262,8 @@ STRUCTS = {
     "sluice_kv_hint_result": KVHintResult,
     "sluice_kv_estimate": KVEstimate,
     "sluice_kv_key": KVKey,
+    "sluice_handoff_config": HandoffConfig,
+    "sluice_handoff_table": HandoffTable,
 }
 
 _HANDLE, _OUT = c_uint64, POINTER(c_uint64)
@@ -324,6 +346,15 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "kv_op_wait": [_HANDLE, c_int64, c_void_p, c_size_t],
     "kv_op_cancel": [_HANDLE],
     "kv_op_close": [_HANDLE],
+    "handoff_open": [_HANDLE, POINTER(HandoffConfig), _OUT],
+    "handoff_begin": [_HANDLE, c_uint64, POINTER(HandoffTable), c_size_t, c_uint64, c_uint64, _OUT],
+    "handoff_layer": [_HANDLE, c_uint32],
+    "handoff_fd": [_HANDLE, POINTER(c_int)],
+    "handoff_wait": [_HANDLE, c_int64],
+    "handoff_abort": [_HANDLE, c_int64],
+    "handoff_request_close": [_HANDLE],
+    "handoff_stats": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "handoff_close": [_HANDLE],
     "explain": [_HANDLE, _HANDLE, _HANDLE, c_uint32, c_void_p, c_size_t, _SIZE_OUT],
 }
 
