@@ -872,6 +872,7 @@ struct sluice_handoff_config {
 	 *   window          layers in flight of one request; 4
 	 *   requests_max    at once; 256. A peer may have twice as many begun here
 	 *   message_max     bytes of a part of a long message; 64 KiB
+	 *   places_max      bytes of block tables and leases of peers, of all requests; 256 MiB
 	 *   meet_timeout    for all ranks to begin a request; 30s
 	 *   idle_timeout    between two signs of life of the senders; 60s
 	 *   layer_timeout   for one layer to be moved; 10s

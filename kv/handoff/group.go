@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/driver"
@@ -112,7 +113,8 @@ type rank struct {
 	device   []layout.DeviceMemory // by region; zero: not HBM
 	count    *counters
 
-	rangesMax int // of a lease
+	rangesMax int          // of a lease
+	places    atomic.Int64 // bytes of begins or grants that have come, or are to come
 
 	closing chan struct{}
 	running sync.WaitGroup
@@ -180,6 +182,15 @@ func newRank(m *Mux, cfg GroupConfig, sends bool) (*rank, error) {
 func (r *rank) held(receiver bool, t layout.Tables, s layout.Span) *layout.Held {
 	return &layout.Held{Receiver: receiver, Memory: r.memory, Device: r.device,
 		Summer: r.cfg.Summer, Tables: t, Span: s}
+}
+
+// reserve reports whether there is room for a begin or a grant of so many bytes, and takes it.
+func (r *rank) reserve(n uint32) bool {
+	if r.places.Add(int64(n)) <= int64(r.cfg.PlacesMax) {
+		return true
+	}
+	r.places.Add(-int64(n))
+	return false
 }
 
 // op returns the operation of an edge, 0 where there is none.

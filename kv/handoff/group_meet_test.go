@@ -199,6 +199,34 @@ func TestGroupMisuse(t *testing.T) {
 	require.NoError(t, j.requests[0].Err())
 }
 
+// TestGroupPlacesMax: what the other group sends of all requests has a limit, which ends the one
+// that is beyond it, and is there again once all have ended (crowd.close).
+func TestGroupPlacesMax(t *testing.T) {
+	for _, sends := range []bool{true, false} {
+		s := fourToTwo(t, newMem, false)
+		s.config = func(at bool, g *GroupConfig) {
+			if at == sends {
+				g.PlacesMax = 1000
+			}
+		}
+		c := newCrowd(t, s)
+		j := c.newJob(t, layout.Span{To: 40})
+		var ended error
+		for n := uint64(1); ended == nil && n < 100; n++ { // a request has some hundred bytes
+			for i, m := range c.to {
+				_, err := m.receive.Open(within(t), n, j.to[i], j.span)
+				require.NoError(t, err)
+			}
+			_, ended = c.from[0].sender.Begin(within(t), n, j.from[0], j.span)
+		}
+		want := ErrRefused
+		if sends {
+			want = engine.ErrFull
+		}
+		require.ErrorIs(t, ended, want)
+	}
+}
+
 func TestGroupBadConfigs(t *testing.T) {
 	s := fourToTwo(t, newMem, false)
 	c := newCrowd(t, s)
@@ -215,6 +243,7 @@ func TestGroupBadConfigs(t *testing.T) {
 		"a negative timeout":   func(g *GroupConfig) { g.TakenTimeout = -1 },
 		"a window of nothing":  func(g *GroupConfig) { g.Window = -1 },
 		"too many requests":    func(g *GroupConfig) { g.RequestsMax = 1 << 30 },
+		"no room for places":   func(g *GroupConfig) { g.PlacesMax = -1 },
 		"short messages":       func(g *GroupConfig) { g.MessageMax = 10 },
 		"an unknown operation": func(g *GroupConfig) {
 			g.Edge = func(e *layout.Edge) { e.Op = 9 }

@@ -121,6 +121,7 @@ func (c *crowd) close(t testing.TB) {
 		}
 		require.Empty(t, m.sender.pushes)
 		require.Empty(t, m.sender.links)
+		require.Zero(t, m.sender.places.Load())
 	}
 	for _, m := range c.to {
 		if err := m.receive.Close(); !m.closed {
@@ -128,6 +129,7 @@ func (c *crowd) close(t testing.TB) {
 		}
 		require.Empty(t, m.receive.requests)
 		require.Empty(t, m.receive.links)
+		require.Zero(t, m.receive.places.Load())
 		require.Zero(t, m.receive.opened)
 		require.Equal(t, make([]int, len(c.from)), m.receive.begun)
 	}

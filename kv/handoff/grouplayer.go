@@ -380,6 +380,9 @@ func (p *GroupPush) cleanUp() {
 		last.Err = errors.Join(last.Err, p.unproven)
 		p.err = &last
 	}
+	for _, l := range p.links {
+		p.s.places.Add(-int64(l.reserved))
+	}
 	p.mu.Unlock()
 	for _, l := range p.links {
 		p.s.lines[l.to].keepLastImport(l.imports)

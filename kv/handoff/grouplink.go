@@ -25,6 +25,7 @@ type inLink struct {
 
 	// Guarded by GroupReceiver.mu.
 	asked     assembly
+	reserved  uint32 // of rank.places
 	begin     groupBegin
 	q         *GroupRequest // that it belongs to
 	reason    Reason        // why it belongs to none
@@ -192,6 +193,7 @@ func (l *inLink) run() {
 func (r *GroupReceiver) drop(l *inLink) {
 	delete(r.links, l.session)
 	r.begun[l.from]--
+	r.places.Add(-int64(l.reserved))
 }
 
 // receiveAll returns nil once all bytes that the sender has for this rank are here, or the request

@@ -56,8 +56,9 @@ type outLink struct {
 	sent      chan struct{} // closed when no more of the begin is sent
 	granted   chan struct{} // closed when all of the grant is there
 	grant     assembly
-	confirmed bool // it has taken over all that it gets
-	asking    bool // a question of that rank has no answer yet
+	reserved  uint32 // of rank.places; 0: there is no grant yet
+	confirmed bool   // it has taken over all that it gets
+	asking    bool   // a question of that rank has no answer yet
 
 	there   places // where that rank has the request; set before ready is closed
 	imports []groupImport
@@ -256,6 +257,16 @@ func (p *GroupPush) receive(l *outLink, m *message) {
 			}
 		}
 	case kindGrant:
+		if l.reserved == 0 && !isClosed(p.over) && p.s.reserve(m.total) {
+			l.reserved = m.total
+		}
+		if l.reserved == 0 { // or it is late
+			p.mu.Unlock()
+			p.fail(&EndError{Reason: Failed, Err: fmt.Errorf("block tables and leases of all "+
+				"requests have more than %d bytes: raise PlacesMax: %w", p.s.cfg.PlacesMax,
+				engine.ErrFull)}, nil)
+			return
+		}
 		whole, err := l.grant.add(m, p.s.placesMax(l.to, engine.Write))
 		if ok = err == nil && !isClosed(l.granted); ok && whole {
 			close(l.granted)

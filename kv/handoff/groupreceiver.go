@@ -188,10 +188,11 @@ func (r *GroupReceiver) receive(n engine.Notification) {
 		r.count.strays.Add(1) // late, or of another rank
 	case r.closed:
 		r.refuse(from, m.session, Closed)
-	case r.begun[from] >= 2*r.cfg.RequestsMax:
+	case r.begun[from] >= 2*r.cfg.RequestsMax || !r.reserve(m.total):
 		r.refuse(from, m.session, Refused)
 	default:
 		l = newInLink(r, from, m.session)
+		l.reserved = m.total
 		r.links[m.session] = l
 		r.begun[from]++
 		r.running.Go(l.run)

@@ -18,6 +18,10 @@ type Limits struct {
 	RequestsMax int // at once; default 256. A peer of a group may have twice as many begun here
 	MessageMax  int // bytes of a fragment of a long message; default 64 KiB, at least MessageMin
 
+	// PlacesMax bounds the bytes of block tables and leases that the other group sends, of all
+	// requests of this rank; default 256 MiB.
+	PlacesMax int
+
 	MeetTimeout   time.Duration // for all ranks to begin and open a request; default 30 s
 	IdleTimeout   time.Duration // between two signs of life of the senders; default 60 s
 	LayerTimeout  time.Duration // for one layer to be written or read; default 10 s
@@ -26,16 +30,18 @@ type Limits struct {
 	NotifyTimeout time.Duration // for a message to leave; default 5 s
 }
 
-// requestsMax and messageMost are the most that Limits may ask for.
+// requestsMax, messageMost and placesMost are the most that Limits may ask for.
 const (
 	requestsMax = 1 << 20
 	messageMost = 1 << 30
+	placesMost  = 1 << 40
 )
 
 func (l *Limits) ensureDefaults() {
 	session.SetDefault(&l.Window, 4)
 	session.SetDefault(&l.RequestsMax, 256)
 	session.SetDefault(&l.MessageMax, 64<<10)
+	session.SetDefault(&l.PlacesMax, 256<<20)
 	session.SetDefault(&l.MeetTimeout, 30*time.Second)
 	session.SetDefault(&l.IdleTimeout, 60*time.Second)
 	session.SetDefault(&l.LayerTimeout, 10*time.Second)
@@ -51,5 +57,6 @@ func (l *Limits) check(who string) error {
 	}
 	return errors.Join(session.CheckWithin("Window", l.Window, 1, layout.LayersMax),
 		session.CheckWithin("RequestsMax", l.RequestsMax, 1, requestsMax),
-		session.CheckWithin("MessageMax", l.MessageMax, MessageMin, messageMost))
+		session.CheckWithin("MessageMax", l.MessageMax, MessageMin, messageMost),
+		session.CheckWithin("PlacesMax", l.PlacesMax, 1, placesMost))
 }

@@ -116,11 +116,12 @@ class _Rank(Closing):
 
     `regions` are those of its side, in order, None where no view lies; `peers` all ranks of the
     other group. Limits are numbers: `window` (layers in flight of one request; 4), `requests_max`
-    (at once; 256), `message_max` (bytes of a part of a long message; 64 KiB), and in seconds
-    `meet_timeout` (for all ranks to begin a request; 30), `idle_timeout` (between two signs of life
-    of the senders; 60), `layer_timeout` (for one layer to be moved; 10), `taken_timeout` (from the
-    last layer on, for all receivers to have all; 60), `revoke_timeout` (to prove that nothing lands
-    any more; 15) and `notify_timeout` (for a message to leave; 5).
+    (at once; 256), `message_max` (bytes of a part of a long message; 64 KiB), `places_max` (bytes
+    of block tables and leases of peers, of all requests; 256 MiB), and in seconds `meet_timeout`
+    (for all ranks to begin a request; 30), `idle_timeout` (between two signs of life of the
+    senders; 60), `layer_timeout` (for one layer to be moved; 10), `taken_timeout` (from the last
+    layer on, for all receivers to have all; 60), `revoke_timeout` (to prove that nothing lands any
+    more; 15) and `notify_timeout` (for a message to leave; 5).
 
     ArgumentError: the sides are not well formed, or cannot exchange a cache.
     """
