@@ -15,7 +15,7 @@ from sluice.handoff import Plan, Push, Sender
 def main() -> None:
     engines = [sluice.Engine(f"prefill-{s.rank}", [sys.argv[1]]) for s in PREFILL]
     memories = [e.alloc(s.regions[0].bytes) for e, s in zip(engines, PREFILL)]
-    regions = [e.register("kv", m) for e, m in zip(engines, memories)]
+    regions = [e.register("kv", m, private=True) for e, m in zip(engines, memories)]
     print(json.dumps({"descriptions": [e.describe().hex() for e in engines],
                       "sides": [s.encode() for s in PREFILL]}), flush=True)
     decode = json.loads(sys.stdin.readline())

@@ -24,7 +24,7 @@ class Decode:
         self.engine = sluice.Engine("decode-0", [backend])
         self.memory = self.engine.alloc(DECODE[0].regions[0].bytes)
         self.fill()
-        self.region = self.engine.register("kv", self.memory)
+        self.region = self.engine.register("kv", self.memory, private=True)
         self.prefill = start("handoff_prefill.py", backend)
         said = json.loads(self.prefill.stdout.readline())
         self.tell(json.dumps({"description": self.engine.describe().hex(),
