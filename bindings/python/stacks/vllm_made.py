@@ -63,6 +63,16 @@ def answer(prompt: list[int], tokens: int) -> list[int]:
     return said[len(prompt):]
 
 
+def parts(layer: Any) -> list[Any]:
+    """Keys and values, [blocks, heads, tokens, ...] each. In a page that lies in one piece all keys
+    lie before all values, as vLLM's attention on processors has them.
+    """
+    blocks, heads, tokens, content = layer.shape
+    if layer.stride(2) == content:
+        layer = layer.view(blocks, heads, 2 * tokens, content // 2)
+    return [half.numpy() for half in layer.chunk(2, dim=2 if layer.shape[2] > tokens else 3)]
+
+
 def spec(mla: bool, heads: int) -> Any:
     import torch
 
@@ -126,11 +136,14 @@ class Made:
         self._together = KVOutputAggregator(ranks)
         self.requests: dict[str, Any] = {}
         self.hits = 0  # tokens that the connector has said to load
+        self.kv: dict[str, Any] = {}  # what a request that has ended says for another server
 
-    def add(self, name: str, prompt: list[int], tokens: int, **more: Any) -> None:
+    def add(self, name: str, prompt: list[int], tokens: int, kv: Any = None, **more: Any) -> None:
         request = self.requests[name] = Request(
-            name, prompt, SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0), None,
-            block_hasher=self._hasher, **more)
+            name, prompt, SamplingParams(
+                max_tokens=tokens, ignore_eos=True, temperature=0,
+                extra_args=None if kv is None else {"kv_transfer_params": kv}),
+            None, block_hasher=self._hasher, **more)
         self.scheduler.add_request(request)
 
     def abort(self, name: str) -> None:
@@ -138,8 +151,14 @@ class Made:
 
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
-    def value(self, rank: int, layer: int) -> int:
-        return layer + (0 if self.mla else 10 * rank)
+    def value(self, rank: int, layer: int) -> Any:
+        """What the key and value of a head have beyond the digest."""
+        heads = self.memory[rank][layer].shape[1]
+        first = 0 if self.mla else rank * heads
+        return layer + 10 * np.arange(first, first + heads, dtype=np.float32)[:, None]
+
+    def _hits(self, step: Any) -> int:
+        return sum(len(load.slots) for load in step.loads) * TOKENS
 
     def _run(self, name: str, scheduled: int) -> list[int]:
         """Compares what is there of a request, writes what the step computes, and answers."""
@@ -153,12 +172,11 @@ class Made:
         at, offset = np.array(blocks)[rows // TOKENS], rows % TOKENS
         for rank, layers in enumerate(self.memory):
             for k, layer in enumerate(layers):
-                view = layer.numpy()
-                there = view[at[:begin], :, offset[:begin]]
-                right = want[:begin, None, None] + self.value(rank, k)
-                assert (there == right).all(), (name, rank, k, begin)
-                view[at[begin:], :, offset[begin:]] = (
-                    want[begin:, None, None] + self.value(rank, k))
+                for of, view in enumerate(parts(layer)):
+                    right = want[:, None, None] + self.value(rank, k) + of / 2
+                    there = view[at[:begin], :, offset[:begin]]
+                    assert (there == right[:begin]).all(), (name, rank, k, begin)
+                    view[at[begin:], :, offset[begin:]] = right[begin:]
         done = end == request.num_tokens
         return [3 + int(want[-1]) % (WORDS - 3)] if done else []
 
@@ -169,9 +187,12 @@ class Made:
         for worker in self.workers:
             worker.handle_preemptions(out.kv_connector_metadata)
             worker.bind_connector_metadata(out.kv_connector_metadata)
-            self.hits += sum(len(load.slots) for load in out.kv_connector_metadata.loads) * TOKENS
+            self.hits += self._hits(out.kv_connector_metadata)
             worker.start_load_kv(None)
         said = [self._run(name, out.num_scheduled_tokens[name]) for name in names]
+        for layer in range(LAYERS if names else 0):
+            for worker, memory in zip(self.workers, self.memory):
+                worker.save_kv_layer(f"layers.{layer}", memory[layer], None)
         for worker in self.workers:
             worker.wait_for_save()
             moved, told = worker.get_transfer_results(out.finished_req_ids), KVConnectorOutput()
@@ -183,12 +204,20 @@ class Made:
             results.append(ModelRunnerOutput(
                 names, {name: k for k, name in enumerate(names)}, said,
                 kv_connector_output=told))
-        self.scheduler.update_from_output(out, self._together.aggregate(results))
+        told = self.scheduler.update_from_output(out, self._together.aggregate(results))
+        for outputs in told.values():
+            self.kv.update((one.request_id, one.kv_transfer_params) for one in outputs.outputs
+                           if one.finish_reason is not None)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.has_requests() or
+                    self.scheduler.connector.has_pending_push_work())
 
     def run(self) -> None:
         """Until all requests have ended, and no store runs."""
         end = time.monotonic() + LIMIT
-        while (self.scheduler.has_requests() or self.scheduler.connector.has_pending_push_work()):
+        while self.busy:
             self.step()
             assert time.monotonic() < end, "requests do not end"
             time.sleep(0.001)

@@ -97,6 +97,36 @@ class StoresEnded(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return StoresEnded(self.workers + other.workers)
 
 
+def supported(config: Any, cache: Any) -> list[Any]:
+    """The specs of all layers. ArgumentError, NotSupportedError: what to do about it is in its
+    words.
+    """
+    transfer, parallel = config.kv_transfer_config, config.parallel_config
+    if transfer.kv_load_failure_policy != "recompute":
+        raise errors.ArgumentError("blocks that could not be loaded must be computed, and vLLM "
+                                   "fails their requests by default: set \"kv_load_failure_"
+                                   "policy\": \"recompute\" in --kv-transfer-config")
+    for name in ("pipeline_parallel_size", "prefill_context_parallel_size",
+                 "decode_context_parallel_size"):
+        if getattr(parallel, name) > 1:
+            raise errors.NotSupportedError(
+                f"{name} is {getattr(parallel, name)}: sluice keeps blocks of tensor parallel "
+                f"ranks alone. Set it to 1")
+    groups = cache.kv_cache_groups
+    if len(groups) != 1:
+        raise errors.NotSupportedError(
+            f"the model has {len(groups)} groups of KV cache, and sluice keeps blocks of one: "
+            f"start vLLM with --disable-hybrid-kv-cache-manager, which makes layers with "
+            f"sliding windows full ones. Models with state of Mamba are not supported")
+    specs = list(iter_layer_specs(groups[0].kv_cache_spec))
+    if not all(isinstance(spec, FullAttentionSpec) for spec in specs):
+        raise errors.NotSupportedError(
+            f"the model's layers are of {', '.join(sorted({type(s).__name__ for s in specs}))}:"
+            f" sluice keeps blocks of full attention and MLA alone. Start vLLM without this "
+            f"connector")
+    return specs
+
+
 @dataclass
 class Blocks:
     """What both sides know of a model's blocks: they must agree to find each other's."""
@@ -118,28 +148,7 @@ class Blocks:
             raise errors.ArgumentError("a cache by \"path\" is for one process, and vLLM has "
                                        "several: start `sluice cache serve`, and give its "
                                        "\"address\"")
-        if transfer.kv_load_failure_policy != "recompute":
-            raise errors.ArgumentError("blocks that the cache has lost must be computed, and vLLM "
-                                       "fails their requests by default: set \"kv_load_failure_"
-                                       "policy\": \"recompute\" in --kv-transfer-config")
-        for name in ("pipeline_parallel_size", "prefill_context_parallel_size",
-                     "decode_context_parallel_size"):
-            if getattr(parallel, name) > 1:
-                raise errors.NotSupportedError(
-                    f"{name} is {getattr(parallel, name)}: sluice keeps blocks of tensor parallel "
-                    f"ranks alone. Set it to 1")
-        groups = cache.kv_cache_groups
-        if len(groups) != 1:
-            raise errors.NotSupportedError(
-                f"the model has {len(groups)} groups of KV cache, and sluice keeps blocks of one: "
-                f"start vLLM with --disable-hybrid-kv-cache-manager, which makes layers with "
-                f"sliding windows full ones. Models with state of Mamba are not supported")
-        specs = list(iter_layer_specs(groups[0].kv_cache_spec))
-        if not all(isinstance(spec, FullAttentionSpec) for spec in specs):
-            raise errors.NotSupportedError(
-                f"the model's layers are of {', '.join(sorted({type(s).__name__ for s in specs}))}:"
-                f" sluice keeps blocks of full attention and MLA alone. Start vLLM without this "
-                f"connector")
+        specs = supported(config, cache)
         layout = KVCacheLayout[cache.kv_cache_layout]
         if not layout.is_block_compact:
             raise errors.NotSupportedError(

