@@ -7,7 +7,7 @@ import json
 import sys
 
 import sluice
-from handoff_sides import BLOCKS_OF_PREFILL, PREFILL, TOKENS, places
+from handoff_sides import BLOCKS_OF_PREFILL, PATIENT, PREFILL, TOKENS, places
 from patience import LIMIT
 from sluice.handoff import Plan, Push, Sender
 
@@ -21,7 +21,7 @@ def main() -> None:
     decode = json.loads(sys.stdin.readline())
     plan = Plan(PREFILL, decode["sides"])
     senders = [Sender(e, plan, k, [regions[k]], [e.connect(bytes.fromhex(decode["description"]),
-                                                           LIMIT)])
+                                                           LIMIT)], **PATIENT)
                for k, e in enumerate(engines)]
     pushes: list[Push] = []
     for line in sys.stdin:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import hashlib
 from typing import Iterator, NamedTuple, Sequence
 
+from patience import LIMIT
 from sluice.handoff import Area, Group, Side, View
 
+PATIENT = {"meet_timeout": LIMIT, "idle_timeout": LIMIT, "layer_timeout": LIMIT}
 LAYERS, HEADS, CELL = 3, 4, 32
 
 

@@ -11,7 +11,7 @@ from typing import Any, Iterator
 import pytest
 import sluice
 from conftest import LIMIT, until
-from handoff_sides import BLOCKS_OF_DECODE, DECODE, LAYERS, PREFILL, TOKENS, places
+from handoff_sides import BLOCKS_OF_DECODE, DECODE, LAYERS, PATIENT, PREFILL, TOKENS, places
 from sluice.handoff import Plan, Push, Receiver, Request, Sender
 
 FILL = b"\x5a"  # what lay in memory before
@@ -20,7 +20,7 @@ FILL = b"\x5a"  # what lay in memory before
 class Decode:
     """The decode rank of this process, and the process of the prefill ranks."""
 
-    def __init__(self, start: Any, backend: str, **limits: float) -> None:
+    def __init__(self, start: Any, backend: str) -> None:
         self.engine = sluice.Engine("decode-0", [backend])
         self.memory = self.engine.alloc(DECODE[0].regions[0].bytes)
         self.fill()
@@ -31,7 +31,7 @@ class Decode:
                               "sides": [s.encode() for s in DECODE]}))
         peers = [self.engine.connect(bytes.fromhex(d), LIMIT) for d in said["descriptions"]]
         self.receiver = Receiver(self.engine, Plan(said["sides"], DECODE), 0, [self.region], peers,
-                                 **limits)
+                                 **PATIENT)
 
     def fill(self) -> None:
         self.memory.view[:] = FILL * len(self.memory.view)
@@ -116,7 +116,7 @@ class Both:
 
     def __init__(self, **limits: float) -> None:
         self.engines = [sluice.Engine(name, ["mem"]) for name in ("prefill", "decode")]
-        sides = DECODE
+        sides, limits = DECODE, {**PATIENT, **limits}
         memories = [e.alloc(sides[0].regions[0].bytes) for e in self.engines]
         regions = [e.register("kv", m) for e, m in zip(self.engines, memories)]
         a, b = self.engines
