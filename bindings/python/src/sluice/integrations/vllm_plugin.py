@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM calls in each of its processes, by the entry point `vllm.general_plugins` of our wheel:
+it makes the backend "sluice" of weight transfer known, and imports nothing that is not used.
+"""
+
+
+def register() -> None:
+    try:
+        from vllm.distributed.weight_transfer.factory import (
+            WeightTransferEngineFactory,
+            WeightTransferTrainerFactory,
+        )
+    except ImportError:  # a vLLM without the two: the backend is then unknown to it
+        return
+    module = "sluice.integrations.vllm_weights"
+    for factory, name in ((WeightTransferEngineFactory, "SluiceWeightTransferEngine"),
+                          (WeightTransferTrainerFactory, "SluiceTrainerWeightTransferEngine")):
+        if "sluice" not in factory._registry:
+            factory.register_engine("sluice", module, name)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights between processes that keep other parts of them (sluice.integrations._weights), with
+arrays of numpy in place of tensors. Every byte is compared with what numpy's slices say.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+import sluice
+from conftest import LIMIT, until
+from sluice.integrations import _weights
+from sluice.integrations._tensors import Storage
+from sluice.integrations._weights import Box, Offer, Reader, Serving, Source, box_of
+
+SHAPES = {"a": (48, 40), "b": (1000,), "c": (6, 8, 10), "d": (1, 64), "e": (7, 1, 5)}
+
+
+def contents(version: int) -> dict[str, Any]:
+    rng = np.random.default_rng(version)
+    return {name: rng.integers(0, 1 << 30, shape, np.int32) for name, shape in SHAPES.items()}
+
+
+def pieces(rng: random.Random, ranks: int) -> list[dict[str, list[tuple[slice, ...]]]]:
+    """Cuts each array along a dimension, unevenly, and gives each rank a part; or all to all."""
+    made: list[dict[str, list[tuple[slice, ...]]]] = [{} for _ in range(ranks)]
+    for name, shape in SHAPES.items():
+        d = rng.randrange(len(shape))
+        if rng.random() < 0.25 or shape[d] < ranks:
+            parts = [tuple(slice(0, n) for n in shape)] * ranks
+        else:
+            cuts = [0, *sorted(rng.sample(range(1, shape[d]), ranks - 1)), shape[d]]
+            parts = [tuple(slice(cuts[r], cuts[r + 1]) if k == d else slice(0, n)
+                           for k, n in enumerate(shape)) for r in range(ranks)]
+        for r in range(ranks):
+            made[r][name] = [parts[r]]
+    return made
+
+
+class Rank:
+    """An engine, and its parts in one array, with gaps and some of them transposed."""
+
+    def __init__(self, name: str, parts: dict[str, list[tuple[slice, ...]]],
+                 rng: random.Random) -> None:
+        self.engine = sluice.Engine(name, ["shm"])
+        self.buffer = np.full(200_000, 255, np.uint8)
+        self.boxes, self.views, at = list[Box](), list[tuple[str, Any, Any]](), 0
+        for tensor, cuts in parts.items():
+            for cut in cuts:
+                shape = [c.stop - c.start for c in cut]
+                order = list(range(len(shape)))
+                rng.shuffle(order)
+                n = int(np.prod(shape)) * 4
+                view = self.buffer[at : at + n].view(np.int32).reshape(
+                    [shape[d] for d in order]).transpose(np.argsort(order))
+                self.boxes.append(Box(tensor, tuple(c.start for c in cut), tuple(shape), 4, 0, at,
+                                      view.strides))
+                self.views.append((tensor, cut, view))
+                at += n + 4 * rng.randrange(20)
+        self.storages = {Storage(self.buffer.ctypes.data, self.buffer.nbytes, -1): self.buffer}
+
+    def fill(self, version: int) -> None:
+        whole = contents(version)
+        for name, cut, view in self.views:
+            view[:] = whole[name][cut]
+
+    def check(self, version: int) -> None:
+        whole, covered = contents(version), np.zeros_like(self.buffer, bool)
+        for box, (name, cut, view) in zip(self.boxes, self.views):
+            assert (view == whole[name][cut]).all(), name
+            covered[box.offset : box.offset + view.size * 4] = True
+        assert (self.buffer[~covered] == 255).all()  # and nothing else has changed
+
+    def serve(self, groups: int = 0) -> Offer:
+        self.serving = Serving(self.engine, groups)
+        self.regions = self.serving.register(self.storages)
+        return self.serving.publish(self.regions, self.boxes)
+
+    def read(self, offers: list[Offer], index: int = 0) -> None:
+        regions: list[sluice.Region] = []
+        self.reader = Reader(self.boxes, regions, index)
+        self.offer = self.serve(len(self.reader.groups))
+        regions += self.regions
+        self.sources = [self.source(offer, f"rank {r}") for r, offer in enumerate(offers)]
+
+    def source(self, offer: Offer, name: str) -> Source:
+        source = Source(self.engine, name)
+        source.meet(offer, LIMIT)
+        return source
+
+    def update(self, version: int, peer: Any = None, limit: float = LIMIT) -> None:
+        self.reader.update(self.sources, version, limit, self.serving.words, peer)
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_weights, "GROUP", 4096)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Any]:
+    made: list[Rank] = []
+
+    def make(name: str, parts: Any, rng: random.Random) -> Rank:
+        made.append(Rank(name, parts, rng))
+        return made[-1]
+
+    yield make
+    for rank in made:
+        rank.engine.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_parts(ranks: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    trainers = [ranks(f"trainer-{r}", parts, rng)
+                for r, parts in enumerate(pieces(rng, rng.randint(1, 3)))]
+    offers = [t.serve() for t in trainers]
+    workers = [ranks(f"worker-{r}", parts, rng)
+               for r, parts in enumerate(pieces(rng, rng.randint(1, 3)))]
+    for i, worker in enumerate(workers):
+        worker.read(offers, i)
+    for version in (1, 2):
+        for t in trainers:
+            t.fill(version)
+            t.serving.words[0] = version
+        for worker in workers:
+            worker.update(version)
+            worker.check(version)
+
+
+def whole() -> dict[str, list[tuple[slice, ...]]]:
+    return {name: [tuple(slice(0, n) for n in shape)] for name, shape in SHAPES.items()}
+
+
+def test_a_peer_that_gets_its_groups_meanwhile(ranks: Any) -> None:
+    """The second worker begins before the first, and reads nothing from the trainer."""
+    rng = random.Random(1)
+    trainer, first, second = (ranks(name, whole(), rng) for name in ("trainer", "first", "second"))
+    offer = trainer.serve()
+    first.read([offer])
+    second.read([offer])
+    peer = second.source(first.offer, "first")
+    trainer.fill(1)
+    trainer.serving.words[0] = 1
+    thread = threading.Thread(target=second.update, args=(1, peer))
+    thread.start()
+    until(lambda: second.serving.words[1] == 1)  # it has begun
+    first.update(1)
+    thread.join(LIMIT)
+    for worker in (first, second):
+        worker.check(1)
+    read = [(route["peer"], route["bytes"]) for route in second.engine.stats()["routes"]]
+    first_sent = sum(n for name, n in read if name == "first")
+    assert first_sent > 5 * sum(n for name, n in read if name != "first"), read
+
+
+def test_a_peer_of_another_version_is_not_read(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_weights, "BEGIN", 0.01)
+    rng = random.Random(2)
+    trainer, first, second = (ranks(name, whole(), rng) for name in ("trainer", "first", "second"))
+    offer = trainer.serve()
+    first.read([offer])
+    second.read([offer])
+    trainer.fill(1)
+    trainer.serving.words[0] = 1
+    first.update(1)
+    trainer.fill(2)
+    trainer.serving.words[0] = 2
+    second.update(2, second.source(first.offer, "first"))
+    second.check(2)
+
+
+def test_what_does_not_fit(ranks: Any) -> None:
+    rng = random.Random(3)
+    parts = whole()
+    parts["a"] = [(slice(0, 20), slice(0, 40))]
+    trainer, worker = ranks("trainer", parts, rng), ranks("worker", whole(), rng)
+    worker.read([trainer.serve()])
+    with pytest.raises(sluice.ArgumentError, match="a: 3200 bytes are served of the 7680"):
+        worker.reader.plan(worker.sources)
+    with pytest.raises(sluice.CorruptError, match="another table"):
+        worker.source(Offer(trainer.serving.publish(trainer.regions, trainer.boxes).description,
+                            "0" * 64), "trainer")
+
+
+def test_a_version_that_is_not_there(ranks: Any) -> None:
+    rng = random.Random(4)
+    trainer, worker = ranks("trainer", whole(), rng), ranks("worker", whole(), rng)
+    worker.read([trainer.serve()])
+    with pytest.raises(sluice.VersionError, match="rank 0 does not hold version 1"):
+        worker.update(1)
+    assert worker.serving.words[0] == 0
+    trainer.fill(1)
+    trainer.serving.words[0] = 1
+    worker.update(1)
+    worker.check(1)
+    trainer.serving.close()
+    with pytest.raises(sluice.Error, match="rank 0: "):
+        worker.update(2)
+
+
+@pytest.mark.parametrize(("full", "take", "box"), [
+    ((8, 4), (slice(2, 6), slice(None)), ((2, 0), (4, 4))),
+    ((8, 4), (slice(None), slice(1, 3)), ((0, 1), (8, 2))),
+    ((8, 4), (slice(3, 4), slice(2, 3)), ((3, 2), (1, 1))),
+    ((8, 4), (slice(None, None, 2), slice(None)), None),
+    ((2, 3, 4), (slice(1, 2), slice(None), slice(0, 2)), ((1, 0, 0), (1, 3, 2))),
+    ((5, 1, 3), (slice(1, 4), slice(None), slice(None)), ((1, 0, 0), (3, 1, 3))),
+])
+def test_boxes_of_views(full: Any, take: Any, box: Any) -> None:
+    whole = np.arange(int(np.prod(full)), dtype=np.int64).reshape(full)
+    part = whole[take]
+    steps = [n // 8 for n in part.strides]
+    offset = (part.ctypes.data - whole.ctypes.data) // 8
+    for flat in (part.shape, (-1,)):  # as a loader sees it, and as one that has made it flat
+        target = np.zeros(part.shape, np.int64).reshape(flat)
+        view = part.reshape(flat)
+        if not np.shares_memory(view, whole):
+            continue
+        steps, to = [n // 8 for n in view.strides], [n // 8 for n in target.strides]
+        found = box_of(full, offset, zip(view.shape, steps, to))
+        assert (found and found[:2]) == box
