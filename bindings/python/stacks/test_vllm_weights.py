@@ -7,6 +7,8 @@ loader makes of the same version.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -144,6 +146,15 @@ def test_what_a_trainer_does_beside_an_update(ranks: Ranks) -> None:
         ranks.call("send_and_shut_down")
     assert ask(ranks.workers, "scribbled") == [False]
     trainer.kill()
+
+
+@pytest.mark.soak
+def test_the_example() -> None:
+    program = Path(__file__).parents[3] / "examples" / "vllm" / "weights.py"
+    result = subprocess.run([sys.executable, str(program), "64", "3"], capture_output=True,
+                            text=True, timeout=5 * LIMIT)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "64 MB from 2 ranks to 3" in result.stdout and "gloo broadcast" in result.stdout
 
 
 class WeightServer(Server):

@@ -45,8 +45,8 @@ class Rank:
     """An engine, and its parts in one array, with gaps and some of them transposed."""
 
     def __init__(self, name: str, parts: dict[str, list[tuple[slice, ...]]],
-                 rng: random.Random) -> None:
-        self.engine = sluice.Engine(name, ["shm"])
+                 rng: random.Random, backend: Any = "shm") -> None:
+        self.engine = sluice.Engine(name, [backend])
         self.buffer = np.full(200_000, 255, np.uint8)
         self.boxes, self.views, at = list[Box](), list[tuple[str, Any, Any]](), 0
         for tensor, cuts in parts.items():
@@ -105,8 +105,8 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def ranks() -> Iterator[Any]:
     made: list[Rank] = []
 
-    def make(name: str, parts: Any, rng: random.Random) -> Rank:
-        made.append(Rank(name, parts, rng))
+    def make(*args: Any) -> Rank:
+        made.append(Rank(*args))
         return made[-1]
 
     yield make
@@ -116,11 +116,11 @@ def ranks() -> Iterator[Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_parts(ranks: Any, seed: int) -> None:
-    rng = random.Random(seed)
-    trainers = [ranks(f"trainer-{r}", parts, rng)
+    rng, by = random.Random(seed), ["shm", sluice.Backend("tcp", listen="127.0.0.1:0")][seed % 2]
+    trainers = [ranks(f"trainer-{r}", parts, rng, by)
                 for r, parts in enumerate(pieces(rng, rng.randint(1, 3)))]
     offers = [t.serve() for t in trainers]
-    workers = [ranks(f"worker-{r}", parts, rng)
+    workers = [ranks(f"worker-{r}", parts, rng, by)
                for r, parts in enumerate(pieces(rng, rng.randint(1, 3)))]
     for i, worker in enumerate(workers):
         worker.read(offers, i)

@@ -182,7 +182,7 @@ class Source:
         self.peer = self._engine.connect(description, limit)
         self.peer.refresh(description)
         with _Mirror(self._engine, self.peer.remote(_TABLE)) as table:
-            data = table.read().tobytes()
+            data = table.read(limit).tobytes()
         if hashlib.sha256(data).hexdigest() != offer.digest:
             raise errors.CorruptError(f"{self.what} has another table than was announced: it has "
                                       f"gone on, so announce its weights anew")
@@ -197,11 +197,11 @@ class Source:
             self._words = _Mirror(self._engine, self.peer.remote(_STATE))
         self.offer = offer
 
-    def words(self) -> Any:
+    def words(self, limit: float) -> Any:
         """What it says now of its versions."""
         assert self._words is not None
         try:
-            return self._words.read().view(np.uint64)
+            return self._words.read(limit).view(np.uint64)
         except errors.Error as e:
             _tell(self, e)
 
@@ -225,8 +225,13 @@ class _Mirror(Closing):
         self._transfer = remote.peer.transfer("read")
         self._transfer.add(self._region, 0, remote, 0, remote.length)
 
-    def read(self) -> Any:
-        self._transfer.run(CONNECT)
+    def read(self, limit: float) -> Any:
+        try:
+            self._transfer.run(max(0.0, limit))
+        except errors.WaitTimeout:
+            self._transfer.abort(CONNECT)
+            raise errors.TimeoutError("it does not say within the limit which version it has: "
+                                      "see what keeps that process") from None
         return np.frombuffer(self._memory.view, np.uint8).copy()
 
     def close(self) -> None:
@@ -327,7 +332,8 @@ class Reader:
                 for read in group:
                     _wait(read, end)
                 for read in group:
-                    if read.source.words()[_WHOLE] != version:
+                    left = end - time.monotonic()
+                    if read.source.words(left)[_WHOLE] != version:
                         raise errors.VersionError(
                             f"{read.source.what} does not hold version {version} any more: it went "
                             f"on before all of it was read")
@@ -350,7 +356,7 @@ class Reader:
                     read.transfer.post()
                 for read in group:
                     _wait(read, end)
-                if peer.words()[_FIRST + done] != version:
+                if peer.words(end - time.monotonic())[_FIRST + done] != version:
                     return done
                 words[_FIRST + done] = version
                 done += 1
@@ -364,12 +370,12 @@ class Reader:
     def _has(self, peer: Source, version: int, group: int, end: float, patience: float) -> bool:
         """Waits until the peer has a group."""
         now = time.monotonic()
-        begin, late = now + BEGIN, now + patience
+        begin, late = now + BEGIN, min(end, now + patience)
         while True:
-            said, now = peer.words(), time.monotonic()
+            said, now = peer.words(late - now), time.monotonic()
             if said[_FIRST + group] == version:
                 return True
-            if now > min(end, late) or said[_BEGUN] != version and now > begin:
+            if now > late or said[_BEGUN] != version and now > begin:
                 return False
             time.sleep(POLL)
 
