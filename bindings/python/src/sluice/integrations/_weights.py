@@ -21,7 +21,7 @@ from typing import Any, Iterable, NamedTuple, NoReturn, Optional, Sequence
 import numpy as np
 
 from .. import errors
-from .._config import Backend
+from .._config import Backend, Limits
 from .._patience import CONNECT
 from .._region import Closing, Region
 from .._segments import DeviceMemory, HostMemory
@@ -32,7 +32,8 @@ from ._tensors import Storage
 
 log = logging.getLogger("sluice.weights")
 
-GROUP = 64 << 20  # bytes that are read, told to peers and checked together
+# What is read, told to peers and checked together: bytes, or more where there were too many groups.
+GROUP, GROUPS_MAX = 64 << 20, 64
 POLL = 0.001  # seconds between two looks at a peer that has a group not yet
 BEGIN = 2.0  # seconds for a peer to begin with an update that we have begun with
 _TABLE, _STATE = "table", "state"
@@ -71,7 +72,9 @@ def open_engine(name: str, host: str, cards: Sequence[int]) -> Engine:
     backends = [Backend("shm"), Backend("rdma", optional=True), Backend("tcp", listen=f"{host}:0")]
     if cards:
         backends.insert(1, Backend("cuda", optional=True, devices=cards))
-    return Engine(name, backends, connect_timeout=CONNECT)
+    # a worker has a transfer for each group and source, and rank 0 knows all workers
+    return Engine(name, backends, connect_timeout=CONNECT,
+                  limits=Limits(transfers=1 << 16, peers=1 << 14, notifications=1 << 14))
 
 
 def box_of(full: Sequence[int], first: int,
@@ -253,12 +256,13 @@ class Reader:
 
     def __init__(self, wanted: list[Box], regions: list[Region], index: int) -> None:
         self._regions, self._index = regions, index
+        size = max(GROUP, sum(box.length() for box in wanted) // GROUPS_MAX)
         self.groups: list[list[Box]] = [[]]
-        room = GROUP
+        room = size
         for box in wanted:
             if room <= 0:
                 self.groups.append([])
-                room = GROUP
+                room = size
             self.groups[-1].append(box)
             room -= box.length()
         self._plans: dict[Numbers, list[list[_Read]]] = {}
