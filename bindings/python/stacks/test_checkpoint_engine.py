@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-LIMIT, WORDS, TENSORS = 240.0, 1 << 20, 4
+LIMIT, WORDS, TENSORS = 600.0, 1 << 20, 4
 
 
 def store(rank: int) -> Any:

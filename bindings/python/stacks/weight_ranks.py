@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, Iterator, Optional
 
-LIMIT = 240.0  # seconds: the machine may be busy
+LIMIT = 600.0  # seconds: the machine may be busy
 LLAMA = {"vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1408,
          "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4,
          "max_position_embeddings": 512, "architectures": ["LlamaForCausalLM"],
