@@ -364,11 +364,12 @@ class Reader:
                     return done
                 words[_FIRST + done] = version
                 done += 1
-        except errors.UnprovenError:
-            raise
         except errors.Error as e:
-            log.warning("the rest comes from the trainer: %s", e)
             _abort(group)
+            log.warning("the rest comes from the trainer: %s", e)
+        except BaseException:
+            _abort(group)
+            raise
         return done
 
     def _has(self, peer: Source, version: int, group: int, end: float, patience: float) -> bool:
@@ -383,13 +384,12 @@ class Reader:
                 return False
             time.sleep(POLL)
 
-    def forget(self) -> None:
-        """Closes the transfers of all plans, which are not under way."""
-        for plan in self._plans.values():
-            for group in plan:
-                for read in group:
-                    read.transfer.close()
-        self._plans.clear()
+    def forget(self, source: Optional[Source] = None) -> None:
+        """Closes the transfers of the plans with a source, or of all. None is under way."""
+        gone = [key for key in self._plans if source is None or id(source) in key]
+        for group in itertools.chain.from_iterable(map(self._plans.pop, gone)):
+            for read in group:
+                read.transfer.close()
 
 
 def _add(transfer: Transfer, region: Region, want: Box, remote: Remote, have: Box,

@@ -337,7 +337,7 @@ class SluiceWeightTransferEngine(
         self._me, self._session, self._limit = uuid.uuid4().hex, "", LIMIT
         self._engine: Optional[Engine] = None
         self._trainers: list[Source] = []
-        self._peers: dict[str, Source] = {}
+        self._followed: Optional[Source] = None
         self._reader: Optional[Reader] = None
         self._serving: Optional[Serving] = None
 
@@ -438,21 +438,22 @@ class SluiceWeightTransferEngine(
 
     def _peer(self, info: SluiceUpdateInfo) -> Optional[Source]:
         """The worker of another replica that we read from first, if it answers."""
-        told, known = info.peers.get(self._me), self._peers
+        told, peer = info.peers.get(self._me), self._followed
         if told is None:
             return None
-        offer = Offer(*told)
-        peer = known.get(offer.digest)
-        if peer is not None and not peer.lost():
+        if peer is not None and peer.offer == Offer(*told) and not peer.lost():
             return peer
-        assert self._engine is not None
-        peer = Source(self._engine, "a worker of another replica")
+        assert self._engine is not None and self._reader is not None
+        if peer is not None:
+            self._reader.forget(peer)
+            peer.leave()
+        peer, self._followed = Source(self._engine, "a worker of another replica"), None
         try:
-            peer.meet(offer, self._limit / 4)
+            peer.meet(Offer(*told), self._limit / 4)
         except errors.Error as e:
             log.warning("%s cannot be read from, so all comes from the trainer: %s", peer.what, e)
             return None
-        known[offer.digest] = peer
+        self._followed = peer
         return peer
 
     def _load(self, info: SluiceUpdateInfo) -> None:
@@ -501,10 +502,10 @@ class SluiceWeightTransferEngine(
         """Leaves the trainer and the peers; the model's memory stays registered nowhere."""
         if self._reader is not None:
             self._reader.forget()
-        for source in [*self._trainers, *self._peers.values()]:
+        for source in [*self._trainers, *([self._followed] if self._followed else [])]:
             source.leave()
         self._trainers.clear()
-        self._peers.clear()
+        self._followed = None
         if self._serving is not None:
             self._serving.close()
         self._reader = self._serving = None
@@ -512,8 +513,7 @@ class SluiceWeightTransferEngine(
     def shutdown(self) -> None:
         """Ends what runs. The model's memory is its own again when this returns."""
         self._trainers.clear()
-        self._peers.clear()
-        self._reader = self._serving = None
+        self._followed = self._reader = self._serving = None
         if self._engine is not None:
             self._engine.close()
             self._engine = None
