@@ -34,6 +34,8 @@ def test_memory_of_dead_sources_is_used_again() -> None:
 
 _IDENTITIES = """
 import os, subprocess, sys
+from unittest import mock
+from kvcr.control_channels import ZmqPeerControlChannel
 from sluice.integrations.kvcr import ProvenControlChannel, _has_ended, _open, _process, _read
 from sluice.nixl import nixl_agent, nixl_agent_config
 
@@ -50,11 +52,19 @@ assert _has_ended(fd) and _open(said) is None
 
 channel = ProvenControlChannel("127.0.0.1", 1, "127.0.0.1")
 agents = [nixl_agent(name, nixl_agent_config(backends=backends)) for name, backends in [
-    ("one", ["SHM", "POSIX"]), ("two", ["UCX"]), ("three", ["SHM", "TCP"]), ("four", ["POSIX"])]]
+    ("one", ["SHM", "POSIX"]), ("two", ["UCX"]), ("three", ["SHM", "TCP"]), ("four", ["POSIX"]),
+    ("six", ["SHM", "CUDA"]), ("seven", ["SHM", "GDS"])]]
 proven = [channel._is_proof(_read(b"\\x81\\xactarget_agent" + bytes([0xa0 + len(name)]) + name))
-          for name in (b"one", b"two", b"three", b"four", b"five")]
-assert proven == [True, False, False, False, False], proven
+          for name in (b"one", b"two", b"three", b"four", b"five", b"six", b"seven")]
+assert proven == [True, *[False] * 6], proven
 assert _read(b"no message") == _read(b"\\x01") == _read(b"\\x80")
+
+# Messages that nobody can read keep no other one, and do not reach KVCR.
+came = [b"\\x81\\xa4type\\xa1\\xff", b"\\x81\\xa1x" + b"\\x91" * 100_000 + b"\\x01", b"\\x80"]
+with mock.patch.object(ZmqPeerControlChannel, "recv", lambda _: came):
+    assert channel.recv() == [b"\\x80"]
+
+assert not _has_ended(1 << 30)  # no descriptor
 """
 
 

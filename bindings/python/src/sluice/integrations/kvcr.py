@@ -50,8 +50,8 @@ class ProvenControlChannel(ZmqPeerControlChannel):  # type: ignore[misc]
     """A ZmqPeerControlChannel, for sources and targets.
 
     It proves nothing of a source that lives, that is in another PID namespace or on another host,
-    or that does not have this channel; nor where one of the two agents reaches others by another
-    backend than SHM. KVCR then keeps the destinations, as without it.
+    or that does not have this channel; nor where one of the two agents has backends beside SHM and
+    POSIX. KVCR then keeps the destinations, as without it.
     """
 
     def __init__(self, bind_host: str, bind_port: int, advertise_host: str) -> None:
@@ -65,16 +65,24 @@ class ProvenControlChannel(ZmqPeerControlChannel):  # type: ignore[misc]
     def send(self, endpoint: str, message: bytes) -> bool:
         said = _read(message)
         if said.type == "target_metadata_ack" and self._is_proof(said):
-            message = msgspec.msgpack.encode(
-                {**msgspec.msgpack.decode(message), _FIELD: _process(os.getpid())})
+            try:
+                message = msgspec.msgpack.encode(
+                    {**msgspec.msgpack.decode(message), _FIELD: _process(os.getpid())})
+            except OSError as e:  # the message goes without
+                self._warn(f"this process has nothing to be known by: {e}")
         elif said.type == "write_probe" and said.source_incarnation and self._is_proof(said):
             if len(self._probes) < _PROBES_MOST:
                 self._probes[_Probe(endpoint, said.op_handle)] = said.source_incarnation
         return bool(super().send(endpoint, message))
 
     def recv(self) -> list[bytes]:
-        messages: list[bytes] = super().recv()
-        for said in map(_read, messages):
+        messages = list[bytes]()
+        for message in super().recv():
+            try:
+                said = _read(message)
+            except (UnicodeDecodeError, RecursionError):
+                continue  # KVCR's thread would end by it
+            messages.append(message)
             if said.type == "target_metadata_ack":
                 self._meet(said)
             elif said.type == "write_probe_ack" and said.terminal:
@@ -124,11 +132,13 @@ class ProvenControlChannel(ZmqPeerControlChannel):  # type: ignore[misc]
         agent = find_agent(said.target_agent)
         if agent is not None and agent.by_shm_alone:
             return True
+        self._warn('have KVCR use the backend "SHM" of sluice.nixl, and none but "POSIX" beside it')
+        return False
+
+    def _warn(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning('no proof that the writes of dead sources have ended: have KVCR use the '
-                           'backend "SHM" of sluice.nixl for all memory')
-        return False
+            logger.warning("no proof that the writes of dead sources have ended: %s", why)
 
     def close(self) -> None:
         super().close()
@@ -172,4 +182,4 @@ def _open(process: Any) -> Optional[int]:
 def _has_ended(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
+    return any(what & select.POLLIN for _, what in poll.poll(0))

@@ -49,8 +49,11 @@ class Backends:
 
     @property
     def by_shm_alone(self) -> bool:
-        """Whether it reaches others, and they it, by SHM and nothing else."""
-        return [name for name in self.backends if plugins.PLUGINS[name].remote] == ["SHM"]
+        """Whether it reaches others, and they it, by SHM and nothing else. A card does so too, and
+        a copy from there may be one that the engine of its target ends.
+        """
+        opens = {word.rstrip("?") for name in self.backends for word in plugins.PLUGINS[name].opens}
+        return "shm" in opens and opens <= {"shm", "posix"}
 
     def get_plugin_list(self) -> list[str]:
         """Names that create_backend takes."""
