@@ -265,6 +265,22 @@ def test_an_upsert_that_fails_leaves_the_old_value(store: Any, monkeypatch: pyte
     assert len(b"".join(pieces.keys())) == 32
 
 
+def test_a_value_that_cannot_be_read_is_not_taken_for_the_new_one(
+        store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = store._objects
+    heads, pieces = over._spaces(over._session)
+    assert store.put("a", b"old") == 0
+
+    def refuse(*_: Any) -> Any:
+        raise errors.BusyError("the cache cannot keep up")
+
+    monkeypatch.setattr(heads, "load", refuse)
+    assert store.upsert("a", b"new") == store.remove("a") == NO_ROOM
+    monkeypatch.undo()
+    assert store.get("a") == b"old" and len(b"".join(pieces.keys())) == 16
+    assert store.upsert("a", b"new") == 0 and store.get("a") == b"new"
+
+
 def test_upserts_at_a_time_leave_no_piece(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     over = store._objects
     _, pieces = over._spaces(over._session)
@@ -300,6 +316,7 @@ def test_a_head_that_is_none(store: Any) -> None:
     with over._session.cache.attach(bytearray(HEAD), block_bytes=HEAD) as blocks:
         heads.store([key_of(b"a")], blocks, [0], LIMIT).wait(LIMIT)
     assert store.is_exist("a") == 0 and store.get("a") == b"" and store.get_size("a") == NOT_FOUND
+    assert store.upsert("a", b"x") == 0 and store.get("a") == b"x"
 
 
 def test_memory_of_the_host() -> None:

@@ -53,6 +53,7 @@ _THERE = Found.IN_MEMORY | Found.ON_DISK
 _STORED = bytes(o in (Outcome.DONE, Outcome.KNOWN, Outcome.PENDING) for o in range(256))
 _CODES = {Outcome.NO_ROOM: NO_ROOM, Outcome.BUSY: NO_ROOM, Outcome.MISSING: NOT_FOUND,
           Outcome.PENDING: NOT_FOUND, Outcome.DAMAGED: NOT_FOUND, Outcome.UNLIKE: NOT_FOUND}
+_NOT_READ = {Outcome.UNDONE, Outcome.NO_ROOM, Outcome.LATE, Outcome.FAILED, Outcome.BUSY}
 
 
 class Value(NamedTuple):
@@ -274,12 +275,13 @@ class Objects(PageStore):
         return self._heads(session, [key_of(_bytes(name)) for name in names])
 
     def _heads(self, session: _pages._Session, keys: Sequence[bytes]) -> list[Optional[Head]]:
-        return [head for head, _ in self._read(session, keys)]
+        return [head for head, _, _ in self._read(session, keys)]
 
     def _read(self, session: _pages._Session, keys: Sequence[bytes],
-              names: bool = False) -> list[tuple[Optional[Head], bytes]]:
+              names: bool = False) -> list[tuple[Optional[Head], bytes, int]]:
+        """Of each the head, the name, and what became of the head's block."""
         heads, pieces = self._spaces(session)
-        found: list[tuple[Optional[Head], bytes]] = []
+        found: list[tuple[Optional[Head], bytes, int]] = []
         with self._ours(max(1, len(keys)) * HEAD) as memory:
             said = self._move_blocks(session, heads, False, [
                 _Block(key, memory, k * HEAD, HEAD) for k, key in enumerate(keys)])
@@ -291,17 +293,17 @@ class Objects(PageStore):
                     if magic == _MAGIC and 0 < size <= piece * PIECES_MAX and n <= NAME_MAX:
                         head = Head(size, piece, int.from_bytes(first, "little"), n)
                         name = raw[_FORM.size:_FORM.size + n]
-                found.append((head, name))
+                found.append((head, name, outcome))
         if not names:
             return found
-        for k, (head, _) in enumerate(found):
+        for k, (head, _, outcome) in enumerate(found):
             if head is not None and head.spilled:
                 with self._ours(head.name) as memory:
                     said = self._move_blocks(session, pieces, False, [
                         _Block(_key(head.first - 1), memory, 0, head.name)])
                     there = said[0] == Outcome.DONE
                     name = ctypes.string_at(memory.address, head.name) if there else b""
-                    found[k] = head if there else None, name
+                    found[k] = head if there else None, name, outcome
         return found
 
     def _match(self, space: Namespace, keys: Sequence[bytes]) -> bytes:
@@ -412,10 +414,19 @@ class Objects(PageStore):
             self._remove(pieces, [key for head in made.values() for key in head.all_keys()])
             raise
         ready = {k: head for k, head in made.items() if codes_of[k] == OK}
-        former = self._former(session, names, [k for k in ready if anew or k in broken])
-        if not anew:  # another process may have stored it since
-            former = {k: head for k, head in former.items() if head == broken[k]}
-        self._remove(heads, [key_of(_bytes(names[k])) for k in former])
+        former, keys = dict[int, Head](), list[bytes]()
+        some = {k: key_of(_bytes(names[k])) for k in ready if anew or k in broken}
+        for (k, key), (head, _, outcome) in zip(some.items(), self._read(
+                session, list(some.values())) if some else []):
+            if anew and outcome in _NOT_READ:  # what it has stays, and is not to be taken for ours
+                codes_of[k] = _code(outcome)
+                del ready[k]
+            elif head and (anew or head == broken[k]):  # no other one that was stored since
+                former[k] = head
+                keys.append(key)
+            elif anew and outcome in (Outcome.DONE, Outcome.UNLIKE):  # no head
+                keys.append(key)
+        self._remove(heads, keys)
         said = self._put_heads(session, names, ready)
         kept = {k: head for k, head in former.items() if not _STORED[said[k]]}
         self._put_heads(session, names, kept)
@@ -424,15 +435,9 @@ class Objects(PageStore):
         self._remove(pieces, [key for head in gone for key in head.all_keys()])
         for k, outcome in said.items():
             if not _STORED[outcome]:
-                codes_of[k] = _CODES.get(Outcome(outcome), FAILED)
+                codes_of[k] = _code(outcome)
         return [codes_of.get(fresh.get(name, k), OK) if c == OK else c
                 for k, (name, c) in enumerate(zip(names, codes))]
-
-    def _former(self, session: _pages._Session, names: Sequence[str],
-                some: Sequence[int]) -> dict[int, Head]:
-        """The heads that some of the names have."""
-        found = self._look(session, [names[k] for k in some]) if some else []
-        return {k: head for k, head in zip(some, found) if head}
 
     def _put_pieces(self, session: _pages._Session, names: Sequence[str], made: dict[int, Head],
                     values: Sequence[Value]) -> dict[int, int]:
@@ -450,7 +455,7 @@ class Objects(PageStore):
                     ctypes.memmove(spill.address, _bytes(names[k]), head.name)
                     said = self._move_blocks(session, pieces, True, [
                         _Block(_key(head.first - 1), spill, 0, head.name)])
-                    codes[k] = OK if _STORED[said[0]] else _CODES.get(Outcome(said[0]), FAILED)
+                    codes[k] = OK if _STORED[said[0]] else _code(said[0])
         return codes
 
     def _put_heads(self, session: _pages._Session, names: Sequence[str],
@@ -552,16 +557,17 @@ class Objects(PageStore):
             here = said[at:at + len(blocks)]
             at += len(blocks)
             bad = [o for o in here if o != Outcome.DONE]
-            codes[k] = OK if not bad else _CODES.get(Outcome(bad[0]), FAILED)
+            codes[k] = OK if not bad else _code(bad[0])
         return codes
 
     def remove(self, names: Sequence[str]) -> list[int]:
         """Forgets objects: when this returns no restart finds them."""
         def act(session: _pages._Session) -> list[int]:
-            found = self._look(session, names)
-            self._forget(session, [(key_of(_bytes(name)), head)
-                                   for name, head in zip(names, found) if head])
-            return [NOT_FOUND if head is None else OK for head in found]
+            keys = [key_of(_bytes(name)) for name in names]
+            found = self._read(session, keys)
+            self._forget(session, [(key, head) for key, (head, _, _) in zip(keys, found) if head])
+            return [OK if head else _code(outcome) if outcome in _NOT_READ else NOT_FOUND
+                    for head, _, outcome in found]
 
         return self._each(len(names), act)
 
@@ -580,7 +586,7 @@ class Objects(PageStore):
             removed = 0
             for some in self._spaces(session)[0].keys(self._options.timeout):
                 keys = [some[k:k + KEY_BYTES] for k in range(0, len(some), KEY_BYTES)]
-                which = [(key, head) for key, (head, name) in zip(
+                which = [(key, head) for key, (head, name, _) in zip(
                     keys, self._read(session, keys, names=True))
                     if head and chosen(name.decode("utf-8", "surrogateescape"))]
                 self._forget(session, which)
@@ -599,6 +605,11 @@ class Objects(PageStore):
             return [n]
 
         return self._each(1, act)[0]
+
+
+def _code(outcome: int) -> int:
+    """What a call returns for a block that has failed."""
+    return _CODES.get(Outcome(outcome), FAILED)
 
 
 def _check_host(address: int) -> None:
