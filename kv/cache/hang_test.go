@@ -276,6 +276,43 @@ func TestLoadHasRoomOfWhatGoes(t *testing.T) {
 	}
 }
 
+// TestLoadBesideOneThatReleases: the end of what a Load has copied may take long, as the place that
+// it copies to may. Meanwhile another Load reads the blocks that the first one has no room for.
+func TestLoadBesideOneThatReleases(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.HoldMax = 16 * blockBytes
+	})
+	n.put(t, ids(0, 2))
+	n.drained(t)
+	onDisk := n.ns
+	var err error
+	n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
+		HoldMax: 16 * blockBytes})
+	require.NoError(t, err)
+	n.put(t, ids(100, 16))
+	n.hint(t, ids(100, 16), HintRetain, time.Hour)
+
+	op, held := newOp(2), make([]uint32, 2)
+	onDisk.pin(op, ids(0, 2), held, 0, 2, blockBytes)
+	released, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		n.swapIn(t.Context(), op, held, 0, 2, blockBytes, func() { close(released); <-goOn })
+	}()
+	<-released
+	require.NoError(t, n.ns.Remove(ids(100, 4)))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	other := onDisk.Load(ctx, ids(0, 2), n.at(64, 2))
+	assert.NoError(t, other.Wait(t.Context()))
+	assert.Equal(t, all(Done, 2), other.Outcomes())
+	close(goOn)
+	<-ended
+	require.NotContains(t, held, uint32(none))
+	n.unpinAll(held, []uint32{0, 1})
+}
+
 // TestLoadOfAKeyTwice: a Load that names each block twice, a batch a block, says of all that there
 // is no room, of the last batch as of the first. One batch alone has room.
 func TestLoadOfAKeyTwice(t *testing.T) {

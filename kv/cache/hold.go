@@ -298,7 +298,7 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 			end++
 		}
 		n.pin(op, keys, held, k, end, size)
-		n.c.swapIn(ctx, op, held, k, end, size, func() {})
+		n.c.swapIn(ctx, op, held, k, end, size, nil)
 		for ; k < end; k++ {
 			if held[k] != none {
 				ready(k)

@@ -132,7 +132,11 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, siz
 	for k := 0; k < len(keys); {
 		end := min(k+c.batchOf(size), len(keys))
 		n.pin(op, keys, held, k, end, size)
-		c.swapIn(ctx, op, held, k, end, size, endBefore)
+		release := endBefore
+		if before.transfer == nil {
+			release = nil
+		}
+		c.swapIn(ctx, op, held, k, end, size, release)
 		begin := len(which)
 		for ; k < end; k++ {
 			i := held[k]

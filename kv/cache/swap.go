@@ -299,7 +299,8 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 
 // swapIn is the story of a read from the disks: of those blocks of a part of a Load that are on
 // them alone. What it brings has a slot afterwards, and keeps its pin; the others' pins end, and
-// held is none. Before it waits for room it calls release.
+// held is none. Before it waits for room it calls release, if that is not nil, which may take long:
+// others may read the blocks meanwhile.
 func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end int, size uint32,
 	release func()) {
 	x := c.index
@@ -356,6 +357,12 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		if len(short) == 0 {
 			continue
 		}
+		if release != nil && op.class != engine.Prefetch { // the room may be what this one has
+			c.giveUp(held, append(mine, short...))
+			release()
+			c.swapIn(ctx, op, held, begin, end, size, nil)
+			return
+		}
 		var err error
 		if within == nil && op.class != engine.Prefetch {
 			var cancel context.CancelFunc
@@ -364,7 +371,6 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			}
 			within, cancel = context.WithDeadline(ctx, op.roomBy)
 			defer cancel()
-			release()        // the room may be what this one has
 			c.wanting.Add(1) // and look once more, as nobody has told of room before
 			defer c.wanting.Add(-1)
 		} else if within == nil || !c.fits(x.entry(held[short[0]]).space, size) {
@@ -477,6 +483,17 @@ func (c *Cache) placeOnDisk(i uint32, d *disk) (place uint32, ok bool) {
 	return d.placeOf(e.record), true
 }
 
+// giveUp leaves blocks to others to read. Their pins stay.
+func (c *Cache) giveUp(held, which []uint32) {
+	for _, k := range which {
+		s := c.index.shardFor(held[k])
+		s.mu.Lock()
+		c.index.entry(held[k]).flags &^= reading
+		s.mu.Unlock()
+	}
+	c.arrived()
+}
+
 // notRead ends the pins of blocks that were not read from their disk.
 func (c *Cache) notRead(held, which []uint32) {
 	for _, k := range which {
@@ -533,9 +550,12 @@ func (c *Cache) await(ctx context.Context, op *Op, held, which []uint32, size ui
 		}
 	}
 	if len(again) > 0 {
+		if release != nil {
+			release()
+		}
 		op.retries = true
 		for _, k := range again {
-			c.swapIn(ctx, op, held, int(k), int(k)+1, size, release)
+			c.swapIn(ctx, op, held, int(k), int(k)+1, size, nil)
 		}
 		op.retries = false
 	}
