@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -280,7 +279,7 @@ func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.
 	specs := c.backends
 	if len(specs) == 0 {
 		// Loads of one client are copied by several processors, as far as there are any.
-		specs = []string{fmt.Sprintf("shm:workers=%d", min(4, runtime.GOMAXPROCS(0)))}
+		specs = []string{"shm:workers=4"}
 		if len(c.cache.Disks) > 0 {
 			specs = append(specs, "posix")
 		}

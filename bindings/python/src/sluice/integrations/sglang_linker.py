@@ -130,13 +130,13 @@ class SluiceLinker(UnifiedCacheLinker):  # type: ignore[misc]
             if group.rank_replicated and server_args.enable_linker_mla_dedup and tp_size > 1:
                 log.warning("--enable-linker-mla-dedup has no effect: each rank loads its pages "
                             "from the cache, which has them once for all")
+        self._stages = {name: _Stage(entry) for name, entry in self.pools.items()}
         self._storage = SluiceHiCache(HiCacheStorageConfig(
             tp_rank=tp_rank, tp_size=tp_size, pp_rank=params.pp_rank, pp_size=params.pp_size,
             attn_cp_rank=params.attn_cp_rank, attn_cp_size=params.attn_cp_size,
             is_mla_model=group.rank_replicated, enable_storage_metrics=False,
             is_page_first_layout=False, model_name=str(server_args.model_path),
             extra_config={"interface_v1": 1, "sluice": dict(extra_config or {})}))
-        self._stages = {name: _Stage(entry) for name, entry in self.pools.items()}
         try:
             for name, stage in self._stages.items():
                 self._storage.register_mem_host_pool_v2(stage, name)
