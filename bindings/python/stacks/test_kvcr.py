@@ -33,9 +33,10 @@ def test_memory_of_dead_sources_is_used_again() -> None:
 
 
 _IDENTITIES = """
-import os, subprocess, sys
+import msgspec, os, subprocess, sys
 from unittest import mock
 from kvcr.control_channels import ZmqPeerControlChannel
+from sluice.integrations import kvcr
 from sluice.integrations.kvcr import ProvenControlChannel, _has_ended, _open, _process, _read
 from sluice.nixl import nixl_agent, nixl_agent_config
 
@@ -63,6 +64,15 @@ assert _read(b"no message") == _read(b"\\x01") == _read(b"\\x80")
 came = [b"\\x81\\xa4type\\xa1\\xff", b"\\x81\\xa1x" + b"\\x91" * 100_000 + b"\\x01", b"\\x80"]
 with mock.patch.object(ZmqPeerControlChannel, "recv", lambda _: came):
     assert channel.recv() == [b"\\x80"]
+
+# A target that has waited for many writes has proof of the latest ones.
+with mock.patch.object(ZmqPeerControlChannel, "send", lambda *_: True), mock.patch.object(
+        kvcr, "_PROBES_MOST", 2):
+    for handle in range(3):
+        assert channel.send("tcp://here", msgspec.msgpack.encode({
+            "type": "write_probe", "target_agent": "one", "op_handle": handle,
+            "source_incarnation": "a life"}))
+assert [probe.handle for probe in channel._probes] == [1, 2]
 
 assert not _has_ended(1 << 30)  # no descriptor
 """

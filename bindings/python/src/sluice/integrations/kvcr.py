@@ -71,8 +71,9 @@ class ProvenControlChannel(ZmqPeerControlChannel):  # type: ignore[misc]
             except OSError as e:  # the message goes without
                 self._warn(f"this process has nothing to be known by: {e}")
         elif said.type == "write_probe" and said.source_incarnation and self._is_proof(said):
-            if len(self._probes) < _PROBES_MOST:
-                self._probes[_Probe(endpoint, said.op_handle)] = said.source_incarnation
+            self._probes[_Probe(endpoint, said.op_handle)] = said.source_incarnation
+            if len(self._probes) > _PROBES_MOST:  # the first has ended, most likely: nobody says so
+                del self._probes[next(iter(self._probes))]
         return bool(super().send(endpoint, message))
 
     def recv(self) -> list[bytes]:
