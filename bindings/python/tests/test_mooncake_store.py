@@ -263,6 +263,9 @@ def test_an_upsert_that_fails_leaves_the_old_value(store: Any, monkeypatch: pyte
     monkeypatch.undo()
     assert store.upsert(name, b"new") == 0 and store.get(name) == b"new"
     assert len(b"".join(pieces.keys())) == 32
+    monkeypatch.setattr(heads, "store", refuse)  # also the old one
+    assert store.upsert(name, b"last") == NO_ROOM and store.get(name) == b""
+    assert b"".join(pieces.keys()) == b""
 
 
 def test_a_value_that_cannot_be_read_is_not_taken_for_the_new_one(

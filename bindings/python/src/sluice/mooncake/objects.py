@@ -429,7 +429,8 @@ class Objects(PageStore):
         self._remove(heads, keys)
         said = self._put_heads(session, names, ready)
         kept = {k: head for k, head in former.items() if not _STORED[said[k]]}
-        self._put_heads(session, names, kept)
+        back = self._put_heads(session, names, kept)
+        kept = {k: head for k, head in kept.items() if back[k] == Outcome.DONE}
         gone = [head for k, head in made.items() if said.get(k) != Outcome.DONE]  # or was slower
         gone += [head for k, head in former.items() if k not in kept]
         self._remove(pieces, [key for head in gone for key in head.all_keys()])
