@@ -210,6 +210,28 @@ def test_what_is_queued(link: Any, server: Any) -> None:
     assert device.pages(KV, [10, 11]) == before[:2]
 
 
+def test_a_copy_that_fails_has_ended(link: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+                                     ) -> None:
+    """Once a load has failed SGLang uses its pages for others."""
+    linker, steps = link(Device()), []
+
+    class Event:
+        def record(self) -> None:
+            steps.append("recorded")
+
+        def synchronize(self) -> None:
+            steps.append("ended")
+
+    def copy(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(linker._module, "Event", Event)
+    part = SimpleNamespace(stage=SimpleNamespace(copy=copy), pages=None)
+    with pytest.raises(RuntimeError):
+        linker._copy(part, 0, True)
+    assert steps == ["recorded", "ended"]
+
+
 def test_a_model_whose_pages_lie_in_pools_of_other_names(link: Any, server: Any) -> None:
     device, keys = Device(kv=False), names(3)
     linker = link(device)

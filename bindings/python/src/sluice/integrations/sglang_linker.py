@@ -226,10 +226,12 @@ class SluiceLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def _copy(self, part: _Part, first: int, to_device: bool) -> None:
         with self._module.stream(self._module.Stream()):
-            part.stage.copy(first, part.pages, to_device)
-            ended = self._module.Event()
-            ended.record()
-            ended.synchronize()
+            try:
+                part.stage.copy(first, part.pages, to_device)
+            finally:  # SGLang uses the pages for others once a load has failed
+                ended = self._module.Event()
+                ended.record()
+                ended.synchronize()
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         return bool(self.layer_done_counter.finish(counter_index))
