@@ -313,6 +313,35 @@ func TestLoadBesideOneThatReleases(t *testing.T) {
 	n.unpinAll(held, []uint32{0, 1})
 }
 
+// TestLoadThatWasShortForLong: a Load that has had too little room for as long as it may waits no
+// more, while another operation goes on.
+func TestLoadThatWasShortForLong(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.HoldMax = 16 * blockBytes
+	})
+	n.put(t, ids(0, 1))
+	n.drained(t)
+	onDisk := n.ns
+	var err error
+	n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
+		HoldMax: 16 * blockBytes})
+	require.NoError(t, err)
+	n.put(t, ids(100, 16))
+	n.hint(t, ids(100, 16), HintRetain, time.Hour)
+
+	standing := testpoint.Stand(t, "cache: pinned")[0]
+	goesOn := n.ns.Load(t.Context(), ids(100, 1), n.at(64, 1))
+	<-standing.Came
+	op, held := newOp(1), make([]uint32, 1)
+	op.short = diskLimit
+	onDisk.pin(op, ids(0, 1), held, 0, 1, blockBytes)
+	n.swapIn(t.Context(), op, held, 0, 1, blockBytes, nil)
+	require.Equal(t, all(NoRoom, 1), op.outcomes)
+	standing.GoOn()
+	require.NoError(t, goesOn.Wait(t.Context()))
+}
+
 // TestLoadOfAKeyTwice: a Load that names each block twice, a batch a block, says of all that there
 // is no room, of the last batch as of the first. One batch alone has room.
 func TestLoadOfAKeyTwice(t *testing.T) {

@@ -243,10 +243,10 @@ type Op struct {
 	copied, done, durable chan struct{}
 	outcomes              []Outcome
 	err                   error
-	fromDisk              bool      // it has waited for a disk
-	retries               bool      // it reads itself, once, what another one could not
-	reads                 []uint32  // entries that a Prefetch reads from disks now, in order
-	roomBy                time.Time // until when it waits for room; zero: it has not begun to
+	fromDisk              bool          // it has waited for a disk
+	retries               bool          // it reads itself, once, what another one could not
+	reads                 []uint32      // entries that a Prefetch reads from disks now, in order
+	short                 time.Duration // for which it has had too little room
 	// what Durable waits for: itself, and blocks on their way to disks
 	left atomic.Int32
 }

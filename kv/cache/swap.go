@@ -333,6 +333,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		slices.Sort(op.reads)
 	}
 	var within context.Context // once there was too little room
+	var since time.Time
 	for len(mine) > 0 {
 		news := c.coming()
 		// Those on one disk, but for what was removed since.
@@ -366,10 +367,8 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		var err error
 		if within == nil && op.class != engine.Prefetch {
 			var cancel context.CancelFunc
-			if op.roomBy.IsZero() {
-				op.roomBy = time.Now().Add(diskLimit)
-			}
-			within, cancel = context.WithDeadline(ctx, op.roomBy)
+			since = time.Now()
+			within, cancel = context.WithTimeout(ctx, diskLimit-op.short)
 			defer cancel()
 			c.wanting.Add(1) // and look once more, as nobody has told of room before
 			defer c.wanting.Add(-1)
@@ -391,6 +390,9 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		}
 		c.notRead(held, short)
 		c.arrived()
+	}
+	if within != nil {
+		op.short += time.Since(since)
 	}
 	c.await(ctx, op, held, others, size, release)
 }
