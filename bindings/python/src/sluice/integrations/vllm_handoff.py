@@ -52,6 +52,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from .. import errors
 from .._callers import Callers
+from .._clock import hurry
 from .._config import Backend
 from .._segments import HostMemory
 from ..engine import Engine
@@ -132,8 +133,9 @@ class Scheduler:
     the page of a head, such as all keys before all values.
     """
 
-    def __init__(self, options: Options, ranks: int, tokens: int) -> None:
-        self._options, self._ranks, self._tokens = options, ranks, tokens
+    def __init__(self, options: Options, role: Any, ranks: int, tokens: int) -> None:
+        self._options, self._role = options, role  # vLLM's KVTransferConfig
+        self._ranks, self._tokens = ranks, tokens
         self._prefills: dict[str, tuple[Any, int]] = {}  # requests to hand over, and their numbers
         self._offered: set[str] = set()
         self._moving: set[str] = set()  # blocks of which a worker is not done with
@@ -141,32 +143,39 @@ class Scheduler:
 
     def new(self, request: Any) -> None:
         params = request.kv_transfer_params or {}
-        if params.get("do_remote_decode"):
+        if self._role.is_kv_producer and params.get("do_remote_decode"):
             said = params.get("sluice_number")
             number = said if isinstance(said, int) and 0 <= said < 1 << 63 else secrets.randbits(63)
             self._prefills[request.request_id] = request, number
 
-    def matched(self, request: Any, computed: int) -> tuple[int, bool]:
+    def _remote(self, request: Any) -> bool:
+        """Whether a prefill has it. A client may say so to a server whose workers take none."""
         params = request.kv_transfer_params or {}
+        return bool(self._role.is_kv_consumer and params.get("do_remote_prefill"))
+
+    def matched(self, request: Any, computed: int) -> tuple[int, bool]:
         more = request.num_prompt_tokens - computed
-        if not params.get("do_remote_prefill") or more <= 0:
+        if not self._remote(request) or more <= 0:
             return 0, False
         return more, True
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
-        params = request.kv_transfer_params or {}
-        if not params.get("do_remote_prefill"):
+        if not self._remote(request):
             return
+        params = request.kv_transfer_params
         params["do_remote_prefill"] = False  # where it fails the request is computed
         tokens = self._whole(request.num_prompt_tokens)
         first = (request.num_prompt_tokens - external) // self._tokens * self._tokens
         load = Load(request.request_id, -1, ("", 0, 0), first if external else tokens, tokens,
                     np.array(blocks.get_block_ids()[0], np.uint32))
         try:
-            load.at = (str(params["remote_host"]), int(params["remote_port"]),
-                       int(params["tp_size"]))
-            load.number = int(params["sluice_number"])
-        except (KeyError, TypeError, ValueError) as e:
+            port, ranks, number = (int(params[key]) for key in
+                                   ("remote_port", "tp_size", "sluice_number"))
+            if not (0 < ranks <= RANKS_MAX and 0 < port <= (1 << 16) - ranks
+                    and 0 <= number < 1 << 63):
+                raise ValueError("a number is out of range")
+            load.at, load.number = (str(params["remote_host"]), port, ranks), number
+        except (KeyError, TypeError, ValueError, OverflowError) as e:
             log.warning("request %s: kv_transfer_params %r: %r", request.request_id, params, e)
         self._next.loads.append(load)
         if external:
@@ -269,10 +278,16 @@ def write(s: socket.socket, word: dict[str, Any]) -> None:
     s.sendall(struct.pack("<I", len(data)) + data)
 
 
-def read(s: socket.socket) -> dict[str, Any]:
+class Unknown(ValueError):
+    """A prefill does not know the decode: they are to meet anew."""
+
+
+def read(s: socket.socket, end: float) -> dict[str, Any]:
+    """Reads a word, until an end of time.monotonic(), however slowly it comes."""
     def whole(n: int) -> bytes:
         data = bytearray()
         while len(data) < n:
+            hurry(s, end)
             some = s.recv(min(n - len(data), 1 << 20))
             if not some:
                 raise ConnectionError("the other side has hung up")
@@ -289,13 +304,13 @@ def read(s: socket.socket) -> dict[str, Any]:
 
 
 def ask(host: str, port: int, word: dict[str, Any]) -> dict[str, Any]:
-    """Says a word at a door. ValueError: what was answered is an error."""
+    """Says a word at a door. ValueError, Unknown: what was answered is an error."""
     with socket.create_connection((host, port), MEETING) as s:
-        s.settimeout(2 * MEETING)
         write(s, word)
-        answer = read(s)
+        answer = read(s, time.monotonic() + 2 * MEETING)
     if "error" in answer:
-        raise ValueError(f"{host}:{port}: {answer['error']}")
+        kind = Unknown if answer.get("unknown") else ValueError
+        raise kind(f"{host}:{port}: {answer['error']}")
     return answer
 
 
@@ -362,14 +377,14 @@ class Prefill:
         self._door = Callers(options.port + rank, "sluice-vllm-door", self._answer)
 
     def _answer(self, caller: socket.socket) -> None:
-        word = read(caller)
+        word = read(caller, time.monotonic() + MEETING)
         caller.settimeout(2 * MEETING)
         try:
             answers: dict[str, Callable[..., dict[str, Any]]] = {
                 "who": self._who, "meet": self._meet, "want": self._want}
             answer = answers[word.pop("op")](**word)
         except (errors.Error, KeyError, TypeError, ValueError) as e:
-            answer = {"error": f"{type(e).__name__}: {e}"}
+            answer = {"error": f"{type(e).__name__}: {e}", "unknown": isinstance(e, Unknown)}
         write(caller, answer)
 
     def _who(self) -> dict[str, Any]:
@@ -431,7 +446,7 @@ class Prefill:
             met = self._met.get(decode)
             if (met is None or met.sender is None or met.error or met.lost()
                     or rank >= met.ranks):
-                raise ValueError("this prefill does not know the decode")
+                raise Unknown("this prefill does not know the decode")
             now = time.monotonic()
             for other in [n for n, w in self._wants.items() if now > w.until]:
                 del self._wants[other]
@@ -495,7 +510,10 @@ class Prefill:
             with self._lock:
                 offered = self._offers.pop(name)
             if offered.push is not None:
-                offered.push.abort(PROOF)
+                try:
+                    offered.push.abort(PROOF)
+                except errors.HandleError:  # its group was forgotten: nobody reads them
+                    pass
 
     def layer(self, layer: int) -> None:
         """The model has computed it, for all requests of the step."""
@@ -581,19 +599,21 @@ class Decode:
 
     def step(self, made: StepMetadata) -> None:
         for load in made.loads:
-            future = self._beginner.submit(self._begin, load)
+            future = self._beginner.submit(self._begin, load, time.monotonic() + self._timeout)
             if load.first < load.tokens:
                 self._loads[load.name] = load, future
         self._given_up |= made.dropped & set(self._loads)
 
-    def _begin(self, load: Load) -> Optional[Request]:
+    def _begin(self, load: Load, until: float) -> Optional[Request]:
         """Expects a request, and says so at all doors of the prefill. A prefill that does not know
-        this decode is met again, once.
+        this decode is met again, once. What goes wrong behind that is of this request alone.
         """
         host, port, ranks = load.at
         word = {"op": "want", "decode": self._word, "rank": self._rank, "number": load.number,
                 "first": load.first, "tokens": load.tokens}
         for again in (True, False):
+            if time.monotonic() > until:  # it has waited for others, whose prefill stands still
+                raise TimeoutError(f"{host}:{port} was not asked within {self._timeout} s")
             known, request = self._know(load.at), None
             if load.first < load.tokens:
                 request = known.receiver.begin(load.number, [load.blocks], load.tokens, load.first)
@@ -601,10 +621,16 @@ class Decode:
                 for k in range(ranks):
                     ask(host, port + k, word)
                 return request
-            except (OSError, ValueError):
+            except (OSError, Unknown):
                 self._forget(load.at, known)
                 if not again:
                     raise
+            except Exception as e:
+                if request is None:
+                    raise
+                log.warning("request %s is given up: %s", load.name, e)
+                self._given_up.add(load.name)  # _look ends it, and waits for the proof
+                return request
         return None
 
     def _know(self, at: tuple[str, int, int]) -> Known:
@@ -613,7 +639,10 @@ class Decode:
             for other, future in list(self._known.items()):
                 if future.done() and future.result().lost():
                     del self._known[other]
-                    future.result().close()
+                    try:
+                        future.result().close()
+                    except errors.UnprovenError as e:  # as its own requests say
+                        log.warning("%s: %s", other, e)
             found = self._known.get(at)
             first = found is None
             if found is None:
@@ -681,7 +710,7 @@ class Decode:
             raise
         except errors.WaitTimeout:
             return None
-        except (errors.Error, OSError, ValueError, KeyError, TypeError) as e:
+        except Exception as e:  # a prefill may have answered anything
             log.warning("request %s was not handed over, and is computed: %s", name, e)
             return False
 
@@ -718,7 +747,7 @@ class SluiceHandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         self._prefill: Any = None
         self._decode: Any = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(self._options, self._ranks, self._tokens)
+            self._scheduler = Scheduler(self._options, transfer, self._ranks, self._tokens)
 
     # In the scheduler.
 
