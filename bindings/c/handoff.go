@@ -215,21 +215,22 @@ func slgoHandoffBegin(h, number C.uint64_t, list *C.struct_sluice_handoff_table,
 		if err != nil {
 			return err
 		}
-		q := &groupRequest{of: r, ending: newEnding(), told: map[int]bool{},
+		ctx, stop := context.WithCancel(context.Background())
+		q := &groupRequest{of: r, stop: stop, ending: newEnding(), told: map[int]bool{},
 			queue: make(chan int, len(r.layers))}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.over {
+			stop()
 			return engine.ErrClosed
 		}
 		handle, err := handed.put(q)
 		if err != nil {
+			stop()
 			return err
 		}
 		r.requests[q] = handle
 		*out = C.uint64_t(handle)
-		ctx, stop := context.WithCancel(context.Background())
-		q.stop = stop
 		move := r.receive
 		if r.sender != nil {
 			move = q.send

@@ -151,7 +151,8 @@ def test_long_run_beside_busy_loops(pair: Any, two_hosts: list[tuple[str, str]],
         before = b.sources()
         got = hand_over(a, b, texts[i])
         same(got, want[i])
-        assert b.sources_of(before, len(texts[i])) == (len(texts[i]), 0), done
+        assert b.sources_of(before, len(texts[i])) == (len(texts[i]), 0), "\n".join(
+            [str(done), *[s.complaints() for s in pair]])
         done["hand-over"] += 1
         slowest = max(slowest, got.seconds)
         if done["hand-over"] % 7 == 3:

@@ -136,6 +136,12 @@ class Server:
     def _why(self) -> str:
         return f"{self.name} did not start:\n" + self.log.read_text()[-4000:]
 
+    def complaints(self) -> str:
+        """The last warnings and errors of its log."""
+        lines = [line for line in self.log.read_text().splitlines()
+                 if "WARNING" in line or "ERROR" in line]
+        return "\n".join([f"{self.name}:", *lines[-20:]])
+
     def _signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         os.killpg(self.process.pid, number)
