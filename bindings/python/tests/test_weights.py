@@ -5,18 +5,21 @@ arrays of numpy in place of tensors. Every byte is compared with what numpy's sl
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 import threading
 from typing import Any, Iterator
 
 import numpy as np
 import pytest
 import sluice
-from conftest import LIMIT, until
+from conftest import LIMIT, stop, until
 from sluice.integrations import _weights
 from sluice.integrations._tensors import Storage
 from sluice.integrations._weights import Box, Offer, Reader, Serving, Source, box_of
 
+TCP = sluice.Backend("tcp", listen="127.0.0.1:0")
 SHAPES = {"a": (48, 40), "b": (1000,), "c": (6, 8, 10), "d": (1, 64), "e": (7, 1, 5)}
 
 
@@ -116,7 +119,7 @@ def ranks() -> Iterator[Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_parts(ranks: Any, seed: int) -> None:
-    rng, by = random.Random(seed), ["shm", sluice.Backend("tcp", listen="127.0.0.1:0")][seed % 2]
+    rng, by = random.Random(seed), ["shm", TCP][seed % 2]
     trainers = [ranks(f"trainer-{r}", parts, rng, by)
                 for r, parts in enumerate(pieces(rng, rng.randint(1, 3)))]
     offers = [t.serve() for t in trainers]
@@ -188,6 +191,50 @@ def test_what_does_not_fit(ranks: Any) -> None:
                             "0" * 64), "trainer")
 
 
+def test_rows_that_are_served_twice_do_not_stand_for_others(ranks: Any) -> None:
+    """As many bytes are served as are wanted, and some rows of the last rank's are not."""
+    rng, cuts = random.Random(5), [(slice(0, 28), slice(0, 40)), (slice(20, 40), slice(0, 40))]
+    trainers = [ranks(f"trainer-{r}", {"a": [cut]}, rng) for r, cut in enumerate(cuts)]
+    worker = ranks("worker", {"a": whole()["a"]}, rng)
+    worker.read([t.serve() for t in trainers])
+    with pytest.raises(sluice.ArgumentError, match="a: .* some are served twice and others not"):
+        worker.reader.plan(worker.sources)
+
+
+@pytest.mark.parametrize("lie", [
+    lambda box: box._replace(region=1), lambda box: box._replace(offset=-4),
+    lambda box: box._replace(offset=1 << 80), lambda box: box._replace(starts=("x", 0)),
+    lambda box: box._replace(strides=(4,)), lambda box: box[:4],
+])
+def test_a_table_that_is_made_up(ranks: Any, lie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of ours, so that a worker does without a peer that lies."""
+    rng = random.Random(6)
+    trainer, worker = ranks("trainer", whole(), rng), ranks("worker", whole(), rng)
+    worker.read([trainer.serve()])
+    offer = trainer.serving.publish(trainer.regions, [lie(trainer.boxes[0])])
+    source = Source(worker.engine, "rank 0")
+    with pytest.raises(sluice.CorruptError, match="rank 0 has a table that is none"):
+        source.meet(offer, LIMIT)
+    monkeypatch.setattr(_weights, "TABLE_MAX", 64)
+    with pytest.raises(sluice.CorruptError, match="rank 0: its table has .* want 64 or less"):
+        source.meet(offer, LIMIT)
+    source.leave()
+
+
+@pytest.mark.parametrize("lie", [
+    lambda box: box._replace(offset=1 << 61), lambda box: box._replace(strides=(1 << 61, 4)),
+    lambda box: box._replace(offset=200_000 - 4),
+])
+def test_a_table_of_what_lies_outside(ranks: Any, lie: Any) -> None:
+    rng = random.Random(7)
+    trainer, worker = ranks("trainer", whole(), rng), ranks("worker", whole(), rng)
+    worker.read([trainer.serve()])
+    boxes = [lie(trainer.boxes[0]), *trainer.boxes[1:]]
+    source = worker.source(trainer.serving.publish(trainer.regions, boxes), "rank 0")
+    with pytest.raises(sluice.Error):
+        worker.reader.plan([source])
+
+
 def test_a_version_that_is_not_there(ranks: Any) -> None:
     rng = random.Random(4)
     trainer, worker = ranks("trainer", whole(), rng), ranks("worker", whole(), rng)
@@ -202,6 +249,29 @@ def test_a_version_that_is_not_there(ranks: Any) -> None:
     trainer.serving.close()
     with pytest.raises(sluice.Error, match="rank 0: "):
         worker.update(2)
+
+
+@pytest.mark.timed
+def test_a_peer_that_stands_still_in_a_group(ranks: Any, start: Any,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has said that it has the group. The rest comes from the trainer, within the limit."""
+    child, rng = start("test_weights.py"), random.Random(8)
+    offer = Offer(*json.loads(child.stdout.readline()))
+    trainer, worker = ranks("trainer", whole(), rng, TCP), ranks("worker", whole(), rng, TCP)
+    worker.read([trainer.serve()])
+    trainer.fill(1)
+    trainer.serving.words[0] = 1
+    peer, has = worker.source(offer, "peer"), worker.reader._has
+
+    def stops(peer: Source, version: int, group: int, *more: Any) -> bool:
+        said: bool = has(peer, version, group, *more)
+        if group == 1:
+            stop(child)
+        return said
+
+    monkeypatch.setattr(worker.reader, "_has", stops)
+    worker.update(1, peer, 20)
+    worker.check(1)
 
 
 @pytest.mark.parametrize(("full", "take", "box"), [
@@ -225,3 +295,13 @@ def test_boxes_of_views(full: Any, take: Any, box: Any) -> None:
         steps, to = [n // 8 for n in view.strides], [n // 8 for n in target.strides]
         found = box_of(full, offset, zip(view.shape, steps, to))
         assert (found and found[:2]) == box
+
+
+if __name__ == "__main__":  # a peer that has version 1
+    _weights.GROUP = 4096
+    peer = Rank("peer", whole(), random.Random(9), TCP)
+    peer.fill(1)
+    told = peer.serve(_weights.GROUPS_MAX)
+    peer.serving.words[:] = 1
+    print(json.dumps(told), flush=True)
+    sys.stdin.read()

@@ -26,7 +26,7 @@ from .._patience import CONNECT
 from .._region import Closing, Region
 from .._segments import DeviceMemory, HostMemory
 from ..engine import Engine
-from ..peer import Remote, is_lost
+from ..peer import Peer, Remote, is_lost
 from ..transfer import Transfer
 from ._tensors import Storage
 
@@ -36,6 +36,7 @@ log = logging.getLogger("sluice.weights")
 GROUP, GROUPS_MAX = 64 << 20, 64
 POLL = 0.001  # seconds between two looks at a peer that has a group not yet
 BEGIN = 2.0  # seconds for a peer to begin with an update that we have begun with
+TABLE_MAX = 256 << 20  # bytes of a peer's table
 _TABLE, _STATE = "table", "state"
 _WHOLE, _BEGUN, _FIRST = 0, 1, 2  # places of the words of a state
 Numbers = tuple[int, ...]
@@ -177,28 +178,40 @@ class Source:
         self.boxes: list[Box] = []
         self.remotes: list[Remote] = []
         self.told: dict[str, Any] = {}
+        self.peer: Optional[Peer] = None
         self._words: Optional[_Mirror] = None
 
     def meet(self, offer: Offer, limit: float) -> None:
         """Connects, reads the table, and compares its digest."""
+        if self.lost():
+            self.leave()
+        try:
+            self._meet(offer, time.monotonic() + limit)
+        except errors.Error as e:
+            _tell(self, e)
+        except (KeyError, TypeError, ValueError) as e:
+            raise errors.CorruptError(f"{self.what} has a table that is none: have both sides run "
+                                      f"one version of sluice: {e!r}") from e
+        self.offer = offer
+
+    def _meet(self, offer: Offer, end: float) -> None:
         description = base64.b64decode(offer.description)
-        self.peer = self._engine.connect(description, limit)
+        self.peer = self._engine.connect(description, max(0.0, end - time.monotonic()))
         self.peer.refresh(description)
         with _Mirror(self._engine, self.peer.remote(_TABLE)) as table:
-            data = table.read(limit).tobytes()
+            data = table.read(end - time.monotonic()).tobytes()
         if hashlib.sha256(data).hexdigest() != offer.digest:
-            raise errors.CorruptError(f"{self.what} has another table than was announced: it has "
-                                      f"gone on, so announce its weights anew")
+            raise errors.CorruptError("it has another table than was announced: it has gone on, so "
+                                      "announce its weights anew")
         self.told = json.loads(data)
         self.peer.refresh(base64.b64decode(self.told["description"]))
         self.remotes = self.peer.remotes(self.told["regions"])
-        self.boxes = [Box(name, tuple(starts), tuple(shape), itemsize, region, offset,
-                          tuple(strides))
-                      for name, starts, shape, itemsize, region, offset, strides in
-                      self.told["boxes"]]
+        self.boxes = [_box(len(self.remotes), *box) for box in self.told["boxes"]]
         if self._words is None:
-            self._words = _Mirror(self._engine, self.peer.remote(_STATE))
-        self.offer = offer
+            state = self.peer.remote(_STATE)
+            if state.length < 8 * _FIRST or state.length % 8:
+                raise ValueError(f"{state.length} bytes of versions")
+            self._words = _Mirror(self._engine, state)
 
     def words(self, limit: float) -> Any:
         """What it says now of its versions."""
@@ -212,17 +225,32 @@ class Source:
         """Closes what transfers of plans do not list any more."""
         if self._words is not None:
             self._words.close()
+        if self.peer is not None:
             self.peer.close()
-            self._words = None
+        self.peer = self._words = None
 
     def lost(self) -> bool:
-        return is_lost(self.peer)
+        return self.peer is not None and is_lost(self.peer)
+
+
+def _box(regions: int, name: str, starts: Sequence[int], shape: Sequence[int], itemsize: int,
+         region: int, offset: int, strides: Sequence[int]) -> Box:
+    """A box of a table, which its process may have made up."""
+    numbers = [*starts, *shape, itemsize, region, offset, *strides]
+    if (not isinstance(name, str) or len({len(starts), len(shape), len(strides)}) > 1
+            or not all(isinstance(n, int) and 0 <= n < 1 << 62 for n in numbers)
+            or region >= regions):
+        raise ValueError(f"{name}: {starts} {shape} {itemsize} {region} {offset} {strides}")
+    return Box(name, tuple(starts), tuple(shape), itemsize, region, offset, tuple(strides))
 
 
 class _Mirror(Closing):
     """A copy of a small region of a peer's, which `read` brings up to date."""
 
     def __init__(self, engine: Engine, remote: Remote) -> None:
+        if remote.length > TABLE_MAX:
+            raise errors.CorruptError(f"its table has {remote.length} bytes: want {TABLE_MAX} or "
+                                      f"less")
         self._memory = engine.alloc(remote.length, huge=False)
         self._region = engine.register(f"mirror-{id(self)}", self._memory, private=True)
         self._transfer = remote.peer.transfer("read")
@@ -289,7 +317,9 @@ class Reader:
         reads: dict[int, _Read] = {}
         try:
             for i, want in enumerate(group):
-                found = 0
+                # Parts fill a box exactly if they have as many bytes, and its corners alone are
+                # corners of an odd number of them.
+                found, corners = 0, _corners(want.starts, want.shape)
                 for holders in parts.get(want.name, {}).values():
                     source, have = holders[(self._index + i) % len(holders)]
                     lo = [max(a, b) for a, b in zip(want.starts, have.starts)]
@@ -302,14 +332,17 @@ class Reader:
                             f"{want.name} has {have.itemsize} bytes an element at {source.what}, "
                             f"and {want.itemsize} here: have both sides use one type")
                     if id(source) not in reads:
+                        assert source.peer is not None
                         reads[id(source)] = _Read(source, source.peer.transfer("read"))
                     _add(reads[id(source)].transfer, self._regions[want.region], want,
                          source.remotes[have.region], have, lo, shape)
                     found += int(np.prod(shape, dtype=np.int64)) * want.itemsize
-                if found != want.length():
+                    corners ^= _corners(lo, shape)
+                if found != want.length() or corners:
                     raise errors.ArgumentError(
                         f"{want.name}: {found} bytes are served of the {want.length()} that are "
-                        f"wanted: have each part of it be served by one rank, or by several alike")
+                        f"wanted, or some are served twice and others not: have each part of it be "
+                        f"served by one rank, or by several alike")
         except BaseException:
             for read in reads.values():
                 read.transfer.close()
@@ -353,14 +386,17 @@ class Reader:
         """
         done, group = 0, list[_Read]()
         try:
+            if len(peer.words(patience)) < len(words):
+                raise errors.CorruptError(f"{peer.what} does not say which groups it has")
             for group in self.plan([peer]):
                 if not self._has(peer, version, done, end, patience):
                     return done
                 for read in group:
                     read.transfer.post()
+                late = min(end, time.monotonic() + patience)
                 for read in group:
-                    _wait(read, end)
-                if peer.words(end - time.monotonic())[_FIRST + done] != version:
+                    _wait(read, late)
+                if peer.words(late - time.monotonic())[_FIRST + done] != version:
                     return done
                 words[_FIRST + done] = version
                 done += 1
@@ -390,6 +426,10 @@ class Reader:
         for group in itertools.chain.from_iterable(map(self._plans.pop, gone)):
             for read in group:
                 read.transfer.close()
+
+
+def _corners(lo: Sequence[int], shape: Sequence[int]) -> set[Numbers]:
+    return set(itertools.product(*((at, at + n) for at, n in zip(lo, shape))))
 
 
 def _add(transfer: Transfer, region: Region, want: Box, remote: Remote, have: Box,
