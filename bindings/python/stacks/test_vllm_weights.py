@@ -148,6 +148,47 @@ def test_what_a_trainer_does_beside_an_update(ranks: Ranks) -> None:
     trainer.kill()
 
 
+def test_an_update_that_fails_at_one_worker(ranks: Ranks) -> None:
+    """The update is open still at the other one, to vLLM, and the next one is whole at both. So is
+    one of a new trainer, where the old one died in between.
+    """
+    ranks.train(1)
+    first, _ = ranks.serve(2, 1)
+    ranks.ready()
+    ranks.call("meet")
+    ranks.fill(1)
+    ask([first], "say_nonsense")
+    ask([first], "move")
+    with pytest.raises(Failed, match="ArgumentError: the model's parameters have other memory"):
+        ranks.call("send")
+    ranks.call("meet")
+    ranks.call("send")
+    ranks.check(1)
+
+    ask(ranks.workers, "start")  # and the trainer dies
+    ranks.trainers[0].kill()
+    ranks.train(1)
+    answered(ranks.trainers)
+    ranks.call("meet")
+    ranks.fill(2)
+    ranks.call("send")
+    ranks.check(2)
+
+
+def test_a_rank_without_weights(ranks: Ranks) -> None:
+    """All ranks get the error, and none waits for others."""
+    ranks.train(2)
+    ranks.serve(1, 1)
+    ranks.ready()
+    ranks.call("meet")
+    ask(ranks.trainers[1:], "spoil")
+    with pytest.raises(Failed, match="rank 1 has nothing to serve: KeyError"):
+        ranks.call("send")
+    ask(ranks.trainers[:1], "lie")
+    with pytest.raises(Failed, match="ArgumentError: .* metadata says .*int32"):
+        ranks.call("meet")
+
+
 @pytest.mark.soak
 def test_the_example() -> None:
     program = Path(__file__).parents[3] / "examples" / "vllm" / "weights.py"

@@ -9,8 +9,10 @@ import contextlib
 import multiprocessing
 import os
 import threading
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Optional
 
 LIMIT = 600.0  # seconds: the machine may be busy
@@ -107,6 +109,20 @@ class Trainer:
     def send(self) -> None:
         self.engine.send_weights()
 
+    def spoil(self) -> None:
+        """Has the source have nothing."""
+        def nothing() -> Any:
+            raise KeyError("nothing")
+
+        self.source.shards = nothing
+
+    def lie(self) -> None:
+        """Has the metadata name another type, of as many bytes."""
+        import torch
+
+        metadata = self.source.metadata()
+        self.source.metadata = lambda: [replace(m, dtype=torch.int32) for m in metadata]
+
     def send_beside_others(self) -> int:
         """The same, while other memory of this process is registered and taken back: so often."""
         import torch
@@ -194,6 +210,7 @@ class Worker:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.model_loader.utils import initialize_model
+        from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 
         vllm_plugin.register()
         config = EngineArgs(
@@ -210,6 +227,12 @@ class Worker:
             config.weight_transfer_config, config, torch.device("cpu"), self.model)
         # vLLM on processors packs weights after loading, which this worker does not.
         self.engine._why_not_in_place = lambda: ""
+        # vLLM's own worker around it, which tells whether an update is open
+        self.session = GPUWorker.__new__(GPUWorker)
+        vars(self.session).update(
+            weight_transfer_engine=self.engine, vllm_config=config, rank=rank,
+            _weight_update_active=False, _weight_update_is_draft=False,
+            model_runner=SimpleNamespace(reset_lora_state=lambda: None))
         self._hold = False
         land, _weights.GROUP = _weights._wait, 4 << 20  # several groups, also of a small model
 
@@ -231,14 +254,13 @@ class Worker:
         assert self.engine.in_place
 
     def start(self) -> None:
-        self.engine.start_weight_update()
+        self.session.start_weight_update()
 
     def update(self, info: dict[str, Any]) -> None:
-        with self._within():
-            self.engine.update_weights(info)
+        self.session.update_weights(info)
 
     def finish(self) -> None:
-        self.engine.finish_weight_update()
+        self.session.finish_weight_update()
 
     def wrong(self, version: int) -> list[str]:
         """The parameters that differ from what the model's own loader makes of a version."""
@@ -260,8 +282,20 @@ class Worker:
     def again(self, session: str = "") -> None:
         """An update that a worker must refuse: of the version that it has, or of another trainer.
         """
+        self.start()
         self.update({"session": session or self.engine._session, "version": self.engine.version,
                      "offers": []})
+
+    def say_nonsense(self) -> None:
+        """Messages to rank 0 of a trainer that are none of ours, or of nobody."""
+        for message in (b"5", b"[1]", b'["a", [], ["x", "y"]]', b'["a", "b", [1, 2]]',
+                        b'["a", "b", ["!", "y"]]', b'["a", "b", ["AAAA", "y"]]', b"\xff"):
+            self.engine._trainers[0].peer.notify(message, LIMIT)
+
+    def move(self) -> None:
+        """Gives a parameter other memory."""
+        first = next(self.model.parameters())
+        first.data = first.data.clone()
 
     def name(self) -> str:
         return str(self.engine._engine.name)

@@ -18,6 +18,7 @@ and gives them to `load_weights` (_why_not_in_place).
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import logging
@@ -73,6 +74,7 @@ if __version__.split(".")[:2] not in [v.split(".")[:2] for v in RUN_WITH]:
                       f"without notice")
 
 LIMIT = 120.0  # seconds for one update, by default
+HELLOS_MAX = 1 << 14  # of workers, before one update
 
 
 class Shard(NamedTuple):
@@ -155,7 +157,7 @@ def _dtype(name: str) -> torch.dtype:
 def _settle(device: torch.device) -> None:
     """Waits for what a card is to write still, or to read of what was there."""
     if device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)
 
 
 def _engine(name: str, host: str) -> Engine:
@@ -210,20 +212,40 @@ class SluiceTrainerWeightTransferEngine(
         return made
 
     def _publish(self) -> list[Any]:
-        """Serves what the source has now. Returns the offers of all ranks."""
+        """Serves what the source has now. Returns the offers of all ranks: where one of them
+        fails, each does.
+        """
+        failed: Optional[Exception] = None
+        offers: list[Any] = [None] * self.info.world_size
+        try:
+            mine: Any = self._offer()
+        except Exception as e:
+            failed, mine = e, repr(e)
+        if self.info.world_size == 1:
+            offers = [mine]
+        else:
+            torch.distributed.all_gather_object(offers, mine, group=self.info.group)
+        if failed is not None:
+            raise failed
+        for rank, offer in enumerate(offers):
+            if isinstance(offer, str):
+                raise errors.Error(f"rank {rank} has nothing to serve: {offer}")
+        return offers
+
+    def _offer(self) -> Offer:
         shards = _shards(self.source)
         for device in {s.tensor.device for s in shards}:
             _settle(device)
         storages, boxes = _boxes(shards)
         regions = self._serving.register(storages)
-        meta = [[m.name, str(m.dtype).partition(".")[2], list(m.shape)]
-                for m in self.source.metadata()]
-        offer = self._serving.publish(regions, boxes, tensors=meta)
-        if self.info.world_size == 1:
-            return [offer]
-        offers: list[Any] = [None] * self.info.world_size
-        torch.distributed.all_gather_object(offers, offer, group=self.info.group)
-        return offers
+        told = {m.name: (m.dtype, list(m.shape)) for m in self.source.metadata()}
+        for name, tensor, _, shape in shards:
+            if told.get(name, (tensor.dtype, list(shape))) != (tensor.dtype, list(shape)):
+                raise errors.ArgumentError(f"{name} is {tensor.dtype} of {list(shape)}, and the "
+                                           f"source's metadata says {told[name]}")
+        meta = [[name, str(dtype).partition(".")[2], shape]
+                for name, (dtype, shape) in told.items()]
+        return self._serving.publish(regions, boxes, tensors=meta)
 
     def _together(self, call: Any) -> None:
         """Has the sender call, and all ranks end as that has ended."""
@@ -258,26 +280,36 @@ class SluiceTrainerWeightTransferEngine(
             self._serving.words[0] = 0
 
     def _send(self, offers: list[Any]) -> None:
-        self.client.start_weight_update()
+        try:
+            self.client.start_weight_update()
+        except Exception:
+            # For a worker an update is open still that failed at others, or whose trainer died.
+            with contextlib.suppress(Exception):
+                self.client.finish_weight_update()
+            self.client.start_weight_update()
         self.client.update_weights({"session": self._session, "version": self.version,
                                     "offers": offers, "peers": self._peers()})
         self.client.finish_weight_update()
 
     def _peers(self) -> dict[str, Any]:
         """Whom each worker reads from first: the one before it of those that want the same."""
-        while True:
+        end = time.monotonic() + self.info.timeout / 4
+        for _ in range(HELLOS_MAX):
             try:
-                hello = _Hello(*json.loads(self._engine.receive(0).data))
+                hello, description = _parsed(self._engine.receive(0).data)
             except errors.TimeoutError:
                 break
-            except ValueError:  # no word of ours, or the last about a peer that is lost
+            except (TypeError, ValueError):  # no word of ours, or the last about a lost peer
                 continue
-            offer = base64.b64decode(Offer(*hello.offer).description)
             try:
-                self._workers[hello.worker] = hello, self._engine.connect(offer, self.info.timeout)
+                peer = self._engine.connect(description, max(0.0, end - time.monotonic()))
+                self._workers[hello.worker] = hello, peer
             except errors.Error as e:
                 log.warning("no worker will read from one that cannot be reached: %s", e)
-        self._workers = {name: w for name, w in self._workers.items() if not is_lost(w[1])}
+        for name, (_, peer) in list(self._workers.items()):
+            if is_lost(peer):
+                peer.close()
+                del self._workers[name]
         before: dict[str, _Hello] = {}
         peers: dict[str, Any] = {}
         for name, (hello, _) in self._workers.items():
@@ -300,6 +332,16 @@ class _Hello(NamedTuple):
     worker: str
     wants: str
     offer: Any
+
+
+def _parsed(data: bytes) -> tuple[_Hello, bytes]:
+    """What a worker says, and its description. TypeError or ValueError where it is something else.
+    """
+    worker, wants, offer = json.loads(data)
+    if not all(isinstance(part, str) for part in (worker, wants, *offer)):
+        raise ValueError("no words")
+    offer = Offer(*offer)
+    return _Hello(worker, wants, offer), base64.b64decode(offer.description)
 
 
 # The workers.
@@ -348,7 +390,7 @@ class SluiceWeightTransferEngine(
         self._forget()
         self._engine = self._engine or _engine(f"worker-{self._me[:8]}", "")
         self._session, self._limit, self.version = info.session, info.timeout, 0
-        self._meet(info.offers)
+        self._meet(info.offers, self._limit)
         tensors = self._trainers[0].told["tensors"]
         reason = self._why_not_in_place()
         if not reason:
@@ -360,6 +402,7 @@ class SluiceWeightTransferEngine(
         if reason:
             log.warning("weights go through load_weights, whole and by a copy: %s", reason)
             return
+        self._recorded_at = self._places()
         storages, boxes = _boxes(shards)
         regions: list[Region] = []
         self._reader = Reader(boxes, regions, self._number())
@@ -369,6 +412,7 @@ class SluiceWeightTransferEngine(
         offer = self._serving.publish(regions, boxes)
         wants = json.dumps([box[:4] for box in boxes]).encode()
         hello = _Hello(self._me, hashlib.sha256(wants).hexdigest(), offer)
+        assert self._trainers[0].peer is not None
         self._trainers[0].peer.notify(json.dumps(hello).encode(), self._limit)
 
     def _number(self) -> int:
@@ -376,17 +420,18 @@ class SluiceWeightTransferEngine(
         p = self.parallel_config
         return int(p.data_parallel_index * p.world_size + p.rank)
 
-    def _meet(self, offers: list[Any]) -> None:
+    def _meet(self, offers: list[Any], limit: float) -> None:
         """Reads the tables of trainers' ranks that are new or have changed."""
         assert self._engine is not None
+        end = time.monotonic() + limit
         while len(self._trainers) < len(offers):
             self._trainers.append(Source(self._engine, f"trainer rank {len(self._trainers)}"))
         changed = [(source, Offer(*offer)) for source, offer in zip(self._trainers, offers)
-                   if source.offer != Offer(*offer)]
+                   if source.offer != Offer(*offer) or source.lost()]
         if changed and self._reader is not None:
             self._reader.forget()
         for source, offer in changed:
-            source.meet(offer, self._limit)
+            source.meet(offer, end - time.monotonic())
 
     def _why_not_in_place(self) -> str:
         """Why what load_weights writes is not what the model computes with; "": it is."""
@@ -417,6 +462,14 @@ class SluiceWeightTransferEngine(
 
     def receive_weights(self, info: SluiceUpdateInfo) -> None:
         """Reads a version into the model. When it raises, nothing of it lands any more."""
+        try:
+            self._receive(info)
+        except BaseException:
+            if not self.in_place:  # puts the parameters back, so that the next update can start
+                finalize_layerwise_reload(self.model, self.model_config)
+            raise
+
+    def _receive(self, info: SluiceUpdateInfo) -> None:
         if info.session != self._session:
             raise errors.VersionError("the update is of another trainer than the last that called "
                                       "init_weight_transfer_engine: have it call that first")
@@ -426,13 +479,18 @@ class SluiceWeightTransferEngine(
         self.version = 0 if self.in_place else self.version
         _settle(self.device)  # nothing that runs still reads the old weights
         begin = time.monotonic()
+        end = begin + self._limit
+        self._meet(info.offers, self._limit)
         if self.in_place:
-            self._meet(info.offers)
+            if self._places() != self._recorded_at:
+                raise errors.ArgumentError("the model's parameters have other memory than when the "
+                                           "trainer was met: have it call trainer_init again")
             assert self._reader is not None and self._serving is not None
-            self._reader.update(self._trainers, info.version, self._limit, self._serving.words,
-                                self._peer(info))
-        else:
-            self._load(info)
+            peer = self._peer(info)
+            self._reader.update(self._trainers, info.version, end - time.monotonic(),
+                                self._serving.words, peer)
+        else:  # whole tensors, a layer at a time, for the model's own loader
+            self.model.load_weights(self._whole(info.version, end))
         self.version = info.version
         log.info("version %d in %.3f s", info.version, time.monotonic() - begin)
 
@@ -451,21 +509,14 @@ class SluiceWeightTransferEngine(
         try:
             peer.meet(Offer(*told), self._limit / 4)
         except errors.Error as e:
-            log.warning("%s cannot be read from, so all comes from the trainer: %s", peer.what, e)
+            log.warning("all comes from the trainer: %s", e)
+            peer.leave()
             return None
         self._followed = peer
         return peer
 
-    def _load(self, info: SluiceUpdateInfo) -> None:
-        """Whole tensors, a layer at a time, for the model's own loader."""
-        end = time.monotonic() + self._limit
-        self._meet(info.offers)
-        try:
-            self.model.load_weights(self._whole(info.version, end))
-        except BaseException:
-            # puts the parameters back, so that another update can start
-            finalize_layerwise_reload(self.model, self.model_config)
-            raise
+    def _places(self) -> list[int]:
+        return [p.data_ptr() for p in self.model.parameters()]
 
     def _whole(self, version: int, end: float) -> Iterator[tuple[str, torch.Tensor]]:
         told = {name: (_dtype(dtype), shape)
