@@ -334,6 +334,26 @@ func TestHelpEndsABatch(t *testing.T) {
 	require.NoError(t, await(t, h.b, 1))
 }
 
+// TestTheLastPieceEndsABatch, also where whoever has copied it is to stop: the batch does not wait
+// for those that are before it in the queue then.
+func TestTheLastPieceEndsABatch(t *testing.T) {
+	h := newHelped(t)
+	to, dst := share(t, h.b, drivertest.HostMemory, helpedPiece)
+	from, src := share(t, h.b, drivertest.HostMemory, helpedPiece)
+	fill(src, 0xA5)
+	require.NoError(t, h.p.Submit(3, &driver.Batch{Op: driver.Write, Descs: []driver.Desc{
+		{Len: helpedPiece, LocalKey: from.Key(), RemoteKey: importOf(t, h.p, to)}}}))
+	stop := make(chan struct{})
+	close(stop)
+	require.True(t, h.p.Help(3, stop), "Help did nothing for a batch that waits")
+	require.NoError(t, await(t, h.b, 3))
+	require.EqualValues(t, 0xA5, dst[helpedPiece-1])
+	h.worker.GoOn()
+	for tag := uint64(1); tag <= 2; tag++ {
+		require.NoError(t, await(t, h.b, tag), "batch %d", tag)
+	}
+}
+
 // TestABatchIsCopiedAsItsTransfer: past the caches if that is long, however short the batch is.
 func TestABatchIsCopiedAsItsTransfer(t *testing.T) {
 	h := newHelped(t)

@@ -200,8 +200,8 @@ func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	return true
 }
 
-// step copies one piece of a job. It reports false when the caller holds the job no more: the last
-// to hold it completes it, and wakes the program if wake is set.
+// step copies one piece of a job. It reports false when the caller holds the job no more, as after
+// the last piece: the last to hold the job completes it, and wakes the program if wake is set.
 func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake bool) (more bool) {
 	j.mu.Lock()
 	// A job that is all copied ends well.
@@ -230,16 +230,18 @@ func (b *Backend) step(j *job, line int, scratch *[1]driver.Desc, wake bool) (mo
 		if join {
 			b.queue.push(j) // for another worker to join in
 		}
-		switch err := j.peer.move(&pc, line); err {
-		case nil:
-		case errStale:
-			j.mu.Lock()
+		err := j.peer.move(&pc, line)
+		j.mu.Lock()
+		switch {
+		case err == errStale:
 			j.restart, j.lacks = true, pc.remote
-			j.mu.Unlock()
-		default:
-			j.fail(err)
+		case err != nil && j.err == nil:
+			j.err = err // the first
 		}
-		return true
+		if j.err != nil || j.restart || j.left > 0 {
+			j.mu.Unlock()
+			return true
+		}
 	}
 
 	// The caller lets go, and so do the places in the queue: the job need not wait for a worker to

@@ -27,7 +27,7 @@ func TestHello(t *testing.T) {
 	}
 }
 
-// TestOutcomes brings errors over the
+// TestOutcomes encodes each error and decodes it again.
 func TestOutcomes(t *testing.T) {
 	for _, want := range outcomes {
 		got := ParseOutcome(AppendOutcome(nil, want))
