@@ -305,7 +305,7 @@ func freshOfAnother(t *testing.T, where string) {
 		"a write that ended well is not in the memory")
 }
 
-// TestHelpStopsAfterAPiece: what is left of the batch waits for the worker.
+// TestHelpStopsAfterAPiece: the worker copies what Help has left of the batch.
 func TestHelpStopsAfterAPiece(t *testing.T) {
 	h := newHelped(t)
 	stop := make(chan struct{})
@@ -368,8 +368,8 @@ func TestABatchIsCopiedAsItsTransfer(t *testing.T) {
 
 const helpedPiece, helpedSize = 4096, 1 << 20
 
-// helped is a backend whose only worker is held up in batch 1, so that what is copied of batch 2,
-// which fills dst, is copied by Help alone.
+// helped is a backend whose only worker is held up in batch 1, so that Help alone copies what goes
+// of batch 2, which fills dst.
 type helped struct {
 	b      *Backend
 	p      *peer

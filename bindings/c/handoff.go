@@ -287,7 +287,7 @@ func (q *groupRequest) send(ctx context.Context, number uint64, t layout.Tables,
 	if err == nil {
 		err = p.Finish(ctx)
 	}
-	_ = p.Abort(context.Background()) // what has not ended; its limits bound it, and Err says how
+	_ = p.Abort(context.Background()) // the rank's limits bound it, and Err says how it ended
 	return p.Err()
 }
 
@@ -459,8 +459,8 @@ func slgoHandoffClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	})
 }
 
-// close ends the requests of the rank, and makes stale what is of it. After an error it may be
-// called again.
+// close ends the requests of the rank, and makes its handles stale. After an error the program may
+// call it again.
 func (r *groupRank) close() error {
 	r.closing.Lock()
 	defer r.closing.Unlock()

@@ -901,9 +901,9 @@ struct sluice_handoff_table {
  * Begins a request on this rank and returns at once: a sender hands its tokens from from on, to
  * excluded, over, a receiver expects them in its blocks. All ranks of both groups begin it, in any
  * order, by one number, which names this hand-over for ever. There is a table for each group of
- * the side; they are copied. What is wrong with the request is its outcome. Nothing else may use
- * the blocks of a receiver, or change those of a sender behind their sluice_handoff_layer, until
- * sluice_handoff_wait or sluice_handoff_abort says that they are free.
+ * the side, which the call copies. What is wrong with the request is its outcome. Nothing else may
+ * use the blocks of a receiver, or change those of a sender behind their sluice_handoff_layer,
+ * until sluice_handoff_wait or sluice_handoff_abort says that they are free.
  */
 int sluice_handoff_begin(sluice_handoff handoff, uint64_t number,
 			 const struct sluice_handoff_table *tables, size_t count, uint64_t from,

@@ -223,22 +223,35 @@ func TestLoadWaitsForRoom(t *testing.T) {
 	require.NoError(t, <-closed)
 }
 
+// openBesideDisk opens a node with room for 16 blocks, of which n.ns has what is in memory alone.
+// Namespace onDisk has blocks on a disk, too.
+func openBesideDisk(t *testing.T, blocks uint64) (n *node, onDisk *Namespace) {
+	n = openNode(t, memoryFile(t), 16, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.HoldMax = 16 * blockBytes
+	})
+	n.put(t, ids(0, blocks))
+	n.drained(t)
+	onDisk = n.ns
+	var err error
+	n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
+		HoldMax: 16 * blockBytes})
+	require.NoError(t, err)
+	return n, onDisk
+}
+
+// retain stores blocks, and has them keep their room.
+func (n *node) retain(t *testing.T, keys []Key) {
+	n.put(t, keys)
+	n.hint(t, keys, HintRetain, time.Hour)
+}
+
 // TestLoadHasRoomOfWhatGoes: a Load that waits for room takes that of blocks which are removed, or
 // no longer retained, or that a larger quota gives, while another operation goes on.
 func TestLoadHasRoomOfWhatGoes(t *testing.T) {
 	const removed, released, quota = 0, 1, 2
 	for how := range 3 {
-		n := openNode(t, memoryFile(t), 16, func(c *Config) {
-			withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
-			c.HoldMax = 16 * blockBytes
-		})
-		n.put(t, ids(0, 8))
-		n.drained(t)
-		onDisk := n.ns
-		var err error
-		n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
-			HoldMax: 16 * blockBytes})
-		require.NoError(t, err)
+		n, onDisk := openBesideDisk(t, 8)
 		most := NamespaceOptions{HoldMax: 16 * blockBytes, Quota: [2]uint64{blockBytes, 0}}
 		inMemory := uint64(16)
 		if how == quota {
@@ -248,8 +261,7 @@ func TestLoadHasRoomOfWhatGoes(t *testing.T) {
 			require.NoError(t, err)
 			defer pin.Close()
 		}
-		n.put(t, ids(100, inMemory))
-		n.hint(t, ids(100, inMemory), HintRetain, time.Hour)
+		n.retain(t, ids(100, inMemory))
 
 		standing := testpoint.Stand(t, "cache: pinned")[0]
 		goesOn := n.ns.Load(t.Context(), ids(100, 1), n.at(64, 1))
@@ -279,19 +291,8 @@ func TestLoadHasRoomOfWhatGoes(t *testing.T) {
 // TestLoadBesideOneThatReleases: the end of what a Load has copied may take long, as the place that
 // it copies to may. Meanwhile another Load reads the blocks that the first one has no room for.
 func TestLoadBesideOneThatReleases(t *testing.T) {
-	n := openNode(t, memoryFile(t), 16, func(c *Config) {
-		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
-		c.HoldMax = 16 * blockBytes
-	})
-	n.put(t, ids(0, 2))
-	n.drained(t)
-	onDisk := n.ns
-	var err error
-	n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
-		HoldMax: 16 * blockBytes})
-	require.NoError(t, err)
-	n.put(t, ids(100, 16))
-	n.hint(t, ids(100, 16), HintRetain, time.Hour)
+	n, onDisk := openBesideDisk(t, 2)
+	n.retain(t, ids(100, 16))
 
 	op, held := newOp(2), make([]uint32, 2)
 	onDisk.pin(op, ids(0, 2), held, 0, 2, blockBytes)
@@ -316,28 +317,22 @@ func TestLoadBesideOneThatReleases(t *testing.T) {
 // TestLoadThatWasShortForLong: a Load that has had too little room for as long as it may waits no
 // more, while another operation goes on.
 func TestLoadThatWasShortForLong(t *testing.T) {
-	n := openNode(t, memoryFile(t), 16, func(c *Config) {
-		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
-		c.HoldMax = 16 * blockBytes
-	})
-	n.put(t, ids(0, 1))
-	n.drained(t)
-	onDisk := n.ns
-	var err error
-	n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
-		HoldMax: 16 * blockBytes})
-	require.NoError(t, err)
-	n.put(t, ids(100, 16))
-	n.hint(t, ids(100, 16), HintRetain, time.Hour)
+	n, onDisk := openBesideDisk(t, 1)
+	n.retain(t, ids(100, 16))
 
 	standing := testpoint.Stand(t, "cache: pinned")[0]
 	goesOn := n.ns.Load(t.Context(), ids(100, 1), n.at(64, 1))
 	<-standing.Came
-	op, held := newOp(1), make([]uint32, 1)
+	op, to := newOp(1), n.at(65, 1)
 	op.short = diskLimit
-	onDisk.pin(op, ids(0, 1), held, 0, 1, blockBytes)
-	n.swapIn(t.Context(), op, held, 0, 1, blockBytes, nil)
-	require.Equal(t, all(NoRoom, 1), op.outcomes)
+	ctx, cancel := context.WithTimeout(t.Context(), diskLimit/2)
+	defer cancel()
+	require.NoError(t, onDisk.c.run(ctx, "load", op, nil, func(ctx context.Context) {
+		onDisk.load(ctx, op, ids(0, 1), &to, blockBytes)
+		close(op.copied)
+	}))
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(NoRoom, 1), op.Outcomes())
 	standing.GoOn()
 	require.NoError(t, goesOn.Wait(t.Context()))
 }
@@ -345,19 +340,8 @@ func TestLoadThatWasShortForLong(t *testing.T) {
 // TestLoadOfAKeyTwice: a Load that names each block twice, a batch a block, says of all that there
 // is no room, of the last batch as of the first. One batch alone has room.
 func TestLoadOfAKeyTwice(t *testing.T) {
-	n := openNode(t, memoryFile(t), 16, func(c *Config) {
-		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
-		c.HoldMax = 16 * blockBytes
-	})
-	n.put(t, ids(0, 3))
-	n.drained(t)
-	onDisk := n.ns
-	var err error
-	n.ns, err = n.Namespace("in memory", NamespaceOptions{Flow: MemoryOnly,
-		HoldMax: 16 * blockBytes})
-	require.NoError(t, err)
-	n.put(t, ids(100, 14))
-	n.hint(t, ids(100, 14), HintRetain, time.Hour)
+	n, onDisk := openBesideDisk(t, 3)
+	n.retain(t, ids(100, 14))
 	require.Equal(t, 2, n.batchOf(blockBytes))
 
 	// A batch ends for the room of the next one.
@@ -365,8 +349,7 @@ func TestLoadOfAKeyTwice(t *testing.T) {
 	require.NoError(t, op.Wait(t.Context()))
 	require.Equal(t, all(Done, 3), op.Outcomes())
 
-	n.put(t, ids(114, 2))
-	n.hint(t, ids(114, 2), HintRetain, time.Hour)
+	n.retain(t, ids(114, 2))
 	var keys []Key
 	for _, key := range ids(0, 3) {
 		keys = append(keys, key, key)

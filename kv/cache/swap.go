@@ -359,7 +359,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			continue
 		}
 		if release != nil && op.class != engine.Prefetch { // the room may be what this one has
-			c.giveUp(held, append(mine, short...))
+			c.leaveToOthers(held, append(mine, short...))
 			release()
 			c.swapIn(ctx, op, held, begin, end, size, nil)
 			return
@@ -485,8 +485,8 @@ func (c *Cache) placeOnDisk(i uint32, d *disk) (place uint32, ok bool) {
 	return d.placeOf(e.record), true
 }
 
-// giveUp leaves blocks to others to read. Their pins stay.
-func (c *Cache) giveUp(held, which []uint32) {
+// leaveToOthers lets other operations read blocks. Their pins stay.
+func (c *Cache) leaveToOthers(held, which []uint32) {
 	for _, k := range which {
 		s := c.index.shardFor(held[k])
 		s.mu.Lock()

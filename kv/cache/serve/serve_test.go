@@ -147,6 +147,27 @@ func (u *user) fill(keys []cache.Key) {
 	}
 }
 
+// storeAndLoad stores blocks, loads them into other places, and compares.
+func (u *user) storeAndLoad(t *testing.T, keys []cache.Key) {
+	n := len(keys)
+	u.fill(keys)
+	outcomes, err := u.Store(t.Context(), keys, u.place(0, n))
+	require.NoError(t, err)
+	require.Equal(t, all(cache.Done, n), outcomes)
+	outcomes, err = u.Load(t.Context(), keys, u.place(n, n))
+	require.NoError(t, err)
+	require.Equal(t, all(cache.Done, n), outcomes)
+	require.Equal(t, u.mem[:n*blockBytes], u.mem[n*blockBytes:2*n*blockBytes])
+}
+
+// awaitStop returns once a process stands still by SIGSTOP.
+func awaitStop(t *testing.T, child *exec.Cmd) {
+	var status unix.WaitStatus
+	_, err := unix.Wait4(child.Process.Pid, &status, unix.WUNTRACED, nil)
+	require.NoError(t, err)
+	require.True(t, status.Stopped())
+}
+
 func until(is func() bool) {
 	for !is() {
 		runtime.Gosched()
@@ -549,21 +570,10 @@ func TestStoppedClient(t *testing.T) {
 				require.NoError(t, child.Start())
 				<-standing.Came
 				require.NoError(t, child.Process.Signal(unix.SIGSTOP))
-				var status unix.WaitStatus
-				_, err = unix.Wait4(child.Process.Pid, &status, unix.WUNTRACED, nil)
-				require.NoError(t, err)
-				require.True(t, status.Stopped())
+				awaitStop(t, child)
 				standing.GoOn()
 
-				keys := keysOf(1000, 8)
-				u.fill(keys)
-				outcomes, err := u.Store(t.Context(), keys, u.place(0, 8))
-				require.NoError(t, err)
-				require.Equal(t, all(cache.Done, 8), outcomes)
-				outcomes, err = u.Load(t.Context(), keys, u.place(8, 8))
-				require.NoError(t, err)
-				require.Equal(t, all(cache.Done, 8), outcomes)
-				require.Equal(t, u.mem[:8*blockBytes], u.mem[8*blockBytes:16*blockBytes])
+				u.storeAndLoad(t, keysOf(1000, 8))
 
 				if goOn {
 					require.NoError(t, child.Process.Signal(unix.SIGCONT))
@@ -615,10 +625,7 @@ func TestStoppedServer(t *testing.T) {
 				}
 				ended <- err
 			}()
-			var status unix.WaitStatus
-			_, err = unix.Wait4(child.Process.Pid, &status, unix.WUNTRACED, nil)
-			require.NoError(t, err)
-			require.True(t, status.Stopped())
+			awaitStop(t, child)
 			cancel()
 			require.ErrorIs(t, <-ended, engine.ErrUnproven)
 			require.NoError(t, u.Detach(t.Context(), u.region))
@@ -634,15 +641,7 @@ func TestStoppedServer(t *testing.T) {
 			require.Equal(t, mine, u.mem)
 			u.grace = time.Minute
 			require.NoError(t, u.Attach(t.Context(), u.region))
-			keys = keysOf(100, 8)
-			u.fill(keys)
-			outcomes, err := u.Store(t.Context(), keys, u.place(0, 8))
-			require.NoError(t, err)
-			require.Equal(t, all(cache.Done, 8), outcomes)
-			outcomes, err = u.Load(t.Context(), keys, u.place(8, 8))
-			require.NoError(t, err)
-			require.Equal(t, all(cache.Done, 8), outcomes)
-			require.Equal(t, u.mem[:8*blockBytes], u.mem[8*blockBytes:16*blockBytes])
+			u.storeAndLoad(t, keysOf(100, 8))
 			r, err := u.Report(t.Context())
 			require.NoError(t, err)
 			require.Zero(t, r.Unproven)
