@@ -124,12 +124,12 @@ func arrows(f *File) []Finding {
 	return found
 }
 
-// sums is the package that reads bytes and knows nothing else: all may use it.
-const sums = "csrc/digest"
+// plain are packages that compute and move nothing: all may use them.
+var plain = []string{"csrc/digest", "csrc/sparse"}
 
 // reaches reports whether an import lies in a folder that the file is not in.
 func reaches(f *File, i imported, folder string) bool {
-	if i.local == "" || i.local == sums {
+	if i.local == "" || slices.Contains(plain, i.local) {
 		return false
 	}
 	return inside(i.local, folder) && !inside(f.dir(), folder)

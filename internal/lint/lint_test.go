@@ -77,6 +77,7 @@ var cases = []struct {
 	{"kv knows engine", "kv/trace/a.go", local("engine"), ""},
 	{"kv knows csrc", "kv/handoff/a.go", local("csrc/copy"), "by package engine"},
 	{"kv makes digests", "kv/layout/a.go", local("csrc/digest"), ""},
+	{"kv looks entries up", "kv/sparse/a.go", local("csrc/sparse"), ""},
 	{"csrc knows engine", "csrc/a.go", local("engine"), "serves backends"},
 	{"internal knows engine", "internal/proc/a.go", local("engine"), "below everything"},
 	{"internal knows internal", "internal/testing/testkit/a.go", local("internal/hostmem"), ""},

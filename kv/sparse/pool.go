@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sparse keeps the entries of a KV cache that sparse attention asks for in a pool of few
+// slots near the card, and the others in memory that has room for all. docs/sparse.md has the why.
+//
+// A set is a sequence and a layer, or a few layers that share their top-k. For each step of decode
+// and each set the program has the numbers of the entries that attention will read. Step.Lookup
+// finds their slots and gives those that are not in the pool the slots of others; Step.Fetch begins
+// to bring the bytes, all of a layer by one pattern; meanwhile the program may read what was there;
+// Step.Wait returns when all is.
+package sparse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/sluicehq/sluice/csrc/sparse"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+)
+
+// The types of lists; csrc/sparse tells what they mean.
+type (
+	Batch  = sparse.Batch
+	Misses = sparse.Misses
+)
+
+// None is no entry, as in a list that is not full, and the slot of it.
+const None = sparse.None
+
+// Config of a Pool.
+type Config struct {
+	Engine *engine.Engine
+	Memory *engine.Region // of the slots: device memory, or for tests that of the host
+	Base   uint64         // bytes in Memory: of the first slot
+	Entry  uint64         // bytes: 656, 584, 576, 132, any multiple of 4
+	Stride uint64         // bytes from one slot to the next; 0: Entry
+	Sets   int
+	Slots  int // of a set; rounded up to 16, at least 32
+	Layers int // that share a lookup, each with slots of its own; 0: 1
+}
+
+// Pool has the slots of many sets. Goroutines may use different sets at a time; a Step is one
+// goroutine's, and a set is in one Step at a time.
+type Pool struct {
+	cfg    Config
+	table  *sparse.Table
+	stride uint64
+	broken atomic.Pointer[error] // a transfer whose end is not proved
+}
+
+// New makes a pool in which nothing is.
+func New(cfg Config) (*Pool, error) {
+	p := &Pool{cfg: cfg, stride: cfg.Stride}
+	if p.stride == 0 {
+		p.stride = cfg.Entry
+	}
+	if p.cfg.Layers == 0 {
+		p.cfg.Layers = 1
+	}
+	switch {
+	case cfg.Engine == nil || cfg.Memory == nil:
+		return nil, errors.New("sparse pool: name Engine and Memory")
+	case cfg.Entry == 0 || cfg.Entry%4 != 0 || p.stride < cfg.Entry:
+		return nil, fmt.Errorf("sparse pool: entries of %d bytes, %d apart: want a multiple of 4, "+
+			"and no less apart: %w", cfg.Entry, p.stride, driver.ErrBounds)
+	case cfg.Layers < 0:
+		return nil, fmt.Errorf("sparse pool: %d layers: %w", cfg.Layers, driver.ErrBounds)
+	}
+	var err error
+	if p.table, err = sparse.New(cfg.Sets, cfg.Slots); err != nil {
+		return nil, fmt.Errorf("sparse pool: %w", err)
+	}
+	if have := cfg.Memory.Size(); cfg.Base > have || p.Bytes() > have-cfg.Base {
+		return nil, fmt.Errorf("sparse pool: %d bytes of slots from %d on, the region has %d: %w",
+			p.Bytes(), cfg.Base, have, driver.ErrBounds)
+	}
+	return p, nil
+}
+
+// Slots returns the number of slots of one set.
+func (p *Pool) Slots() int { return p.table.Slots() }
+
+// Bytes returns what the slots take in Memory.
+func (p *Pool) Bytes() uint64 { return p.layerBytes() * uint64(p.cfg.Layers) }
+
+func (p *Pool) layerBytes() uint64 {
+	return uint64(p.table.Slots()) * uint64(p.cfg.Sets) * p.stride
+}
+
+// At returns where a slot lies in Memory, for a layer of those that share a lookup.
+func (p *Pool) At(layer int, slot uint32) uint64 {
+	return p.cfg.Base + uint64(layer)*p.layerBytes() + uint64(slot)*p.stride
+}
+
+// Reset empties a set, as when its sequence has ended. No Step that uses it may be under way.
+func (p *Pool) Reset(set uint32) error {
+	if uint64(set) >= uint64(p.cfg.Sets) {
+		return fmt.Errorf("reset set %d of %d: %w", set, p.cfg.Sets, driver.ErrBounds)
+	}
+	p.table.Reset(set)
+	return nil
+}
+
+// Step is one lookup of some sets, and the transfer of what it missed. It is used again and again.
+type Step struct {
+	Batch  Batch  // what Lookup asks; set before
+	Misses Misses // of Lookup
+
+	pool     *Pool
+	from     *engine.Remote
+	stride   uint64
+	read     *engine.Transfer
+	write    *engine.Transfer
+	underWay *engine.Transfer // nil: none
+}
+
+// NewStep makes a step whose entries lie in a region of a peer, stride bytes apart; engine.Self is
+// the peer of this process's own memory.
+func (p *Pool) NewStep(peer *engine.Peer, from *engine.Remote, stride uint64,
+	route engine.Route) (s *Step, err error) {
+	if stride < p.cfg.Entry {
+		return nil, fmt.Errorf("sparse pool: entries of %d bytes, %d apart where all lie: %w",
+			p.cfg.Entry, stride, driver.ErrBounds)
+	}
+	s = &Step{pool: p, from: from, stride: stride}
+	if s.read, err = p.cfg.Engine.NewTransfer(peer, engine.Read, route); err != nil {
+		return nil, err
+	}
+	if s.write, err = p.cfg.Engine.NewTransfer(peer, engine.Write, route); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Lookup finds the slots of Batch.Entries, and gives those that are in none the slots of the ones
+// that have not been used for longest. Misses has what is to be brought: until Fetch or Store, and
+// Wait, have returned nil, its slots have other bytes. An error has changed nothing.
+func (s *Step) Lookup() error {
+	if s.underWay != nil {
+		return fmt.Errorf("look up: the step before is under way: Wait first: %w", driver.ErrBusy)
+	}
+	if broken := s.pool.broken.Load(); broken != nil {
+		return fmt.Errorf("the end of a transfer into this pool is not proved: close its region, "+
+			"and make another: %w", *broken)
+	}
+	return s.pool.table.Lookup(&s.Batch, &s.Misses)
+}
+
+// Fetch begins to bring what Lookup or Warm missed, for each of the first len(bases) layers: entry
+// i of a layer lies at its base + i*stride of the region of NewStep. Wait ends it. If it cannot
+// begin, the entries are as if Lookup had not come.
+func (s *Step) Fetch(bases ...uint64) error { return s.begin(s.read, bases) }
+
+// Store begins to write what Lookup missed from its slots to where all entries lie. It is for new
+// entries, whose bytes the program has put into their slots. Wait ends it.
+func (s *Step) Store(bases ...uint64) error { return s.begin(s.write, bases) }
+
+func (s *Step) begin(t *engine.Transfer, bases []uint64) error {
+	if s.underWay != nil {
+		return fmt.Errorf("the step before is under way: Wait first: %w", driver.ErrBusy)
+	}
+	if len(s.Misses.Slots) == 0 {
+		return nil
+	}
+	p := s.pool
+	err := t.Reset()
+	if len(bases) == 0 || len(bases) > p.cfg.Layers {
+		err = fmt.Errorf("%d bases, the pool has %d layers: %w", len(bases), p.cfg.Layers,
+			driver.ErrBounds)
+	}
+	for layer, base := range bases {
+		if err != nil {
+			break
+		}
+		err = t.AddPattern(p.cfg.Memory, s.from, engine.Pattern{
+			Run: p.cfg.Entry, Count: len(s.Misses.Slots),
+			Local:  engine.Side{Base: p.At(layer, 0), Stride: p.stride, List: s.Misses.Slots},
+			Remote: engine.Side{Base: base, Stride: s.stride, List: s.Misses.From},
+		})
+	}
+	if err == nil {
+		err = t.Post()
+	}
+	if err != nil {
+		s.forget()
+		return err
+	}
+	s.underWay = t
+	return nil
+}
+
+// Done is signalled when what Fetch or Store began has ended, for Wait; nil: nothing is under way.
+func (s *Step) Done() <-chan struct{} {
+	if s.underWay == nil {
+		return nil
+	}
+	return s.underWay.Completed()
+}
+
+// Wait returns when what Fetch or Store began has ended, copying along where it can; at once if
+// nothing is under way. Behind an error the pool has none of the entries. That of ctx alone leaves
+// the transfer under way, for another Wait or for Abort.
+func (s *Step) Wait(ctx context.Context) error {
+	if s.underWay == nil {
+		return nil
+	}
+	err := s.underWay.Wait(ctx)
+	if err != nil && !s.underWay.Done() {
+		return err
+	}
+	return s.end(ctx, err)
+}
+
+// Abort ends what is under way: behind nil no byte of it lands any more, and the pool has none of
+// the entries.
+func (s *Step) Abort(ctx context.Context) error {
+	if s.underWay == nil {
+		return nil
+	}
+	if err := s.underWay.Abort(ctx); err != nil && !s.underWay.Done() {
+		return err
+	}
+	if err := s.end(ctx, s.underWay.Err()); !errors.Is(err, driver.ErrAborted) {
+		return err
+	}
+	return nil
+}
+
+// end takes an outcome. Without the proof that nothing lands in the pool any more no slot may be
+// another entry's, of any step.
+func (s *Step) end(ctx context.Context, err error) error {
+	t := s.underWay
+	s.underWay = nil
+	if err == nil {
+		return nil
+	}
+	proof := t.Abort(ctx) // it has ended: this asks how
+	if proof != nil {
+		err = fmt.Errorf("%w: %w", err, proof)
+	}
+	if proof != nil && !errors.Is(proof, driver.ErrUnproven) { // that is about the peer's memory
+		s.pool.broken.CompareAndSwap(nil, &err)
+		return err
+	}
+	s.forget()
+	return err
+}
+
+func (s *Step) forget() {
+	s.pool.table.Forget(s.Misses.Slots)
+	s.Misses.Slots = s.Misses.Slots[:0]
+}
+
+// Warm looks up one window behind the other, each as long as Batch.Slots: the top-k of the last
+// queries of a prefill. Then Misses has what of them is in the pool and is to be brought by one
+// Fetch, so that the first steps of decode miss no more than later ones.
+func (s *Step) Warm(windows ...[]uint32) error {
+	type at struct{ slot, entry, from uint32 }
+	var all []at
+	for _, window := range windows {
+		s.Batch.Entries = window
+		if err := s.Lookup(); err != nil {
+			for _, a := range all {
+				s.pool.table.Forget([]uint32{a.slot})
+			}
+			return err
+		}
+		for i, slot := range s.Misses.Slots {
+			all = append(all, at{slot, window[s.Misses.Place[i]], s.Misses.From[i]})
+		}
+	}
+	m := &s.Misses
+	m.Slots, m.From, m.Place = m.Slots[:0], m.From[:0], m.Place[:0]
+	listed := map[uint32]bool{}
+	for _, a := range all {
+		if s.pool.table.Has(a.slot, a.entry) && !listed[a.slot] {
+			listed[a.slot] = true
+			m.Slots, m.From = append(m.Slots, a.slot), append(m.From, a.from)
+		}
+	}
+	return nil
+}
+
+// Close gives the step's transfers back. What is under way is driver.ErrBusy.
+func (s *Step) Close() error {
+	if s.underWay != nil {
+		return fmt.Errorf("close a step under way: Wait or Abort first: %w", driver.ErrBusy)
+	}
+	return errors.Join(s.read.Close(), s.write.Close())
+}
