@@ -6,10 +6,12 @@
 // A block is some bytes under a Key, in a Namespace: immutable, of any length up to an extent.
 // Where it lies in the memory of who serves the model a Place says; where it lies here is the
 // cache's business. The cache begins each transfer itself, so that what it knows of its own end is
-// all that keeps a slot from its next use.
+// all that keeps a slot from its next use. For keys that name something else than content there is
+// Replace, by which another block takes the place of the one that a key has.
 //
-// The way of a Store (store.go, one function): find which keys are not known; reserve slots, for
-// which others go; take an entry for each, by which another Store of the key learns that it comes;
+// The way of a Store or a Replace (store.go, one function): find which keys are not known; reserve
+// slots, for which others go; take an entry for each, by which another Store of the key learns that
+// it comes;
 // read the bytes in batches; take their CRC-32C; commit the record, from which moment on the block
 // is found, also by a process that opens the file after a kill; give the chain its place in the
 // order in which blocks go; offer it to the disks.

@@ -331,15 +331,21 @@ func (n *Namespace) Remove(keys []Key) error {
 		}
 	})
 
-	// Also of those that had left a disk before.
-	ctx, cancel := context.WithTimeout(c.life, diskLimit)
+	if err := c.awaitEmptied(c.life, n.id, keys); err != nil {
+		return fmt.Errorf("remove: %w", err)
+	}
+	return nil
+}
+
+// awaitEmptied waits, at most 30 s, until no restart finds blocks that have left the disks.
+func (c *Cache) awaitEmptied(ctx context.Context, id uint16, keys []Key) (all error) {
+	ctx, cancel := context.WithTimeout(ctx, diskLimit)
 	defer cancel()
-	var all error
 	for _, d := range c.disks {
 		left, err := 1, error(nil)
 		for left > 0 && err == nil {
 			news := c.coming()
-			left, err = d.unemptied(n.id, keys)
+			left, err = d.unemptied(id, keys)
 			if err = cmp.Or(err, d.unused()); left > 0 && err == nil {
 				select {
 				case <-news:
@@ -349,8 +355,8 @@ func (n *Namespace) Remove(keys []Key) error {
 			}
 		}
 		if left > 0 {
-			all = errors.Join(all, fmt.Errorf("remove: a restart may find %d blocks on disk %s: %w",
-				left, d.cfg.Path, err))
+			all = errors.Join(all, fmt.Errorf("a restart may find %d blocks on disk %s: %w", left,
+				d.cfg.Path, err))
 		}
 	}
 	return all

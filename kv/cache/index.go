@@ -150,6 +150,15 @@ func (x *index) find(s *shard, hash uint64, key *Key, space uint16) uint32 {
 
 // add takes an entry for a key that is not there; none: the shard has no more.
 func (x *index) add(s *shard, hash uint64, key *Key, space uint16) uint32 {
+	i := x.take(s, key, space)
+	if i != none {
+		x.put(s, hash, i)
+	}
+	return i
+}
+
+// take is add for an entry that find does not return until put.
+func (x *index) take(s *shard, key *Key, space uint16) uint32 {
 	i := s.free
 	if i == none {
 		return none
@@ -157,7 +166,6 @@ func (x *index) add(s *shard, hash uint64, key *Key, space uint16) uint32 {
 	e := x.entry(i)
 	s.free = e.links[Memory].next
 	*e = entry{key: *key, space: space, slot: none, record: none}
-	x.put(s, hash, i)
 	s.live++
 	return i
 }
@@ -179,12 +187,22 @@ func (x *index) put(s *shard, hash uint64, i uint32) bool {
 	return true
 }
 
-// drop forgets an entry. What stood behind it in the table moves up, so that find passes no hole.
+// drop forgets an entry, which find may return or not.
 func (x *index) drop(s *shard, i uint32) {
 	e := x.entry(i)
+	x.hide(s, x.hash(&e.key, e.space), i)
+	s.chain(x, i)
+	s.live--
+}
+
+// hide ends put. What stood behind the entry in the table moves up, so that find passes no hole.
+func (x *index) hide(s *shard, hash uint64, i uint32) {
 	mask := uint32(len(s.table) - 1)
-	at := uint32(x.hash(&e.key, e.space))
+	at := uint32(hash)
 	for s.table[at&mask]&inShard != i-s.first+1 {
+		if s.table[at&mask] == 0 { // it is not there
+			return
+		}
 		at++
 	}
 	hole := at
@@ -200,8 +218,6 @@ func (x *index) drop(s *shard, i uint32) {
 		}
 	}
 	s.table[hole&mask] = 0
-	s.chain(x, i)
-	s.live--
 }
 
 // chain makes an entry a free one.

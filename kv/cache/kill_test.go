@@ -93,6 +93,9 @@ func storeForEver(path string) error {
 			}
 		}
 	})
+	if _, ok := os.LookupEnv(replaceVariable); ok {
+		replaceForEver(tb, n, first)
+	}
 	for id := first; ; id += 3 {
 		n.put(tb, keysOf(id, id+1, id+2))
 		if id%5 == 0 {

@@ -359,7 +359,11 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 					for k, key := range keys {
 						content(key, n.mem[k*blockBytes:][:blockBytes])
 					}
-					op := n.ns.Store(t.Context(), keys, place)
+					store, replaces := n.ns.Store, r.IntN(4) == 0
+					if replaces {
+						store = n.ns.Replace
+					}
+					op := store(t.Context(), keys, place)
 					if err := op.Wait(t.Context()); err != nil {
 						require.ErrorIs(t, err, engine.ErrBusy)
 					}
@@ -368,6 +372,9 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 						require.Contains(t, []Outcome{Done, Known, Pending, NoRoom, Busy}, outcome)
 						if outcome == Done || outcome == Known {
 							stored[ids[k]] = h.now.Load()
+						}
+						if replaces && outcome == Done {
+							delete(retained, ids[k])
 						}
 					}
 				default:
@@ -490,7 +497,11 @@ func TestManyAtOnce(t *testing.T) {
 					for k, key := range keys {
 						content(key, at(k))
 					}
-					err := n.ns.Store(t.Context(), keys, place).Wait(t.Context())
+					store := n.ns.Store
+					if r.IntN(3) == 0 {
+						store = n.ns.Replace
+					}
+					err := store(t.Context(), keys, place).Wait(t.Context())
 					if err != nil && !errors.Is(err, engine.ErrBusy) {
 						t.Error(err)
 					}

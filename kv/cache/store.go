@@ -5,6 +5,7 @@ package cache
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testpoint"
@@ -15,7 +16,22 @@ import (
 // copied, but for Config.CompareKnown. ctx bounds all of it. keys and from.Slots must not change
 // before the end.
 func (n *Namespace) Store(ctx context.Context, keys []Key, from Place) *Op {
+	return n.storeAs(ctx, newOp(len(keys)), keys, from)
+}
+
+// Replace is Store for a program whose keys name something else than content: a block takes the
+// place of the one that its key has, at the moment at which it is committed. Until then others find
+// that one, so that at each moment, also of a kill, they find one of the two as a whole; a Load
+// that runs ends with the one that it has found. Of several Replaces of a key at a time the last to
+// commit wins, also over a Store. Done: no restart finds what the key had before, or Err names the
+// disk that could not empty the record of it, as Remove does.
+func (n *Namespace) Replace(ctx context.Context, keys []Key, from Place) *Op {
 	op := newOp(len(keys))
+	op.replaces = true
+	return n.storeAs(ctx, op, keys, from)
+}
+
+func (n *Namespace) storeAs(ctx context.Context, op *Op, keys []Key, from Place) *Op {
 	size, err := from.check(len(keys), n.c.cfg.Memory.Extent)
 	_ = n.c.run(ctx, "store", op, err, func(ctx context.Context) {
 		n.store(ctx, op, keys, &from, size)
@@ -23,7 +39,7 @@ func (n *Namespace) Store(ctx context.Context, keys []Key, from Place) *Op {
 	return op
 }
 
-// store is the story of a Store.
+// store is the story of a Store and of a Replace.
 func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, size uint32) {
 	c, x := n.c, n.c.index
 	if ctx.Err() != nil {
@@ -39,15 +55,19 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 
 	// Which blocks does the cache not have? The others count as used.
 	wanted := 0
-	x.each(n.id, keys, true, func(s *shard, k int, i uint32, _ uint64) {
-		switch op.outcomes[k] = c.standing(i, size); op.outcomes[k] {
-		case Undone:
-			wanted++
-		case Known:
-			c.touch(s, i)
-			c.awaitWrite(s, i, op)
-		}
-	})
+	if op.replaces {
+		wanted = len(keys)
+	} else {
+		x.each(n.id, keys, true, func(s *shard, k int, i uint32, _ uint64) {
+			switch op.outcomes[k] = c.standing(i, size); op.outcomes[k] {
+			case Undone:
+				wanted++
+			case Known:
+				c.touch(s, i)
+				c.awaitWrite(s, i, op)
+			}
+		})
+	}
 
 	// Refuse what would only push out blocks that no disk has yet.
 	if wanted > 0 {
@@ -80,7 +100,8 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 
 	testpoint.At("cache: reserved")
 
-	// Take an entry for each: from here on another Store of the key finds it Pending.
+	// Take an entry for each: from here on another Store of the key finds it Pending, but for that
+	// of a Replace.
 	held := make([]uint32, len(keys))
 	x.each(n.id, keys, false, func(s *shard, k int, i uint32, hash uint64) {
 		held[k] = none
@@ -92,10 +113,14 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 			c.discard(s, i)
 			i = x.find(s, hash, &keys[k], n.id) // it is there still while it is used
 		}
-		op.outcomes[k] = c.standing(i, size)
+		if !op.replaces {
+			op.outcomes[k] = c.standing(i, size)
+		}
 		if op.outcomes[k] == Undone {
-			if held[k] = c.newEntry(s, hash, &keys[k], n.id); held[k] == none {
+			if held[k] = c.newEntry(s, &keys[k], n.id); held[k] == none {
 				op.outcomes[k] = NoRoom
+			} else if !op.replaces {
+				x.put(s, hash, held[k])
 			}
 		}
 		if held[k] == none {
@@ -154,6 +179,11 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 		n.compare(ctx, op, keys, from, size)
 	}
 	close(op.copied)
+	if op.replaces && slices.Contains(op.outcomes, Done) {
+		if err := c.awaitEmptied(ctx, n.id, keys); err != nil && op.err == nil {
+			op.err = fmt.Errorf("store: %w", err)
+		}
+	}
 
 	// Give the new blocks their place in the order, the tail of the chain first, and offer them to
 	// the disks. One that was removed meanwhile goes.
@@ -255,9 +285,9 @@ func (n *Namespace) compare(ctx context.Context, op *Op, keys []Key, from *Place
 	}
 }
 
-// newEntry takes an entry for a key, and lets a block of the shard go where there is none. The
-// caller holds the shard's lock.
-func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) uint32 {
+// newEntry takes an entry for a key, which find does not return yet, and lets a block of the shard
+// go where there is none. The caller holds the shard's lock.
+func (c *Cache) newEntry(s *shard, key *Key, id uint16) uint32 {
 	for _, t := range []Tier{Memory, Disk} { // one that was in memory may be on a disk still
 		for _, lane := range c.spaces.order(t) {
 			if s.free != none {
@@ -266,7 +296,7 @@ func (c *Cache) newEntry(s *shard, hash uint64, key *Key, id uint16) uint32 {
 			c.evictLocked(s, lane, t, false, nil)
 		}
 	}
-	return c.index.add(s, hash, key, id)
+	return c.index.take(s, key, id)
 }
 
 // stored waits for a batch of a Store and makes its blocks known.
@@ -300,6 +330,10 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		if e.flags&unwanted == 0 {
 			c.memory.stamps[i] = c.now.Load()
 			c.index.commit(i)
+			if op.replaces {
+				testpoint.At("cache: replaces")
+				c.succeed(s, i)
+			}
 			e.state = present
 			c.emit(i, Stored)
 			testpoint.At("cache: committed")
@@ -308,6 +342,24 @@ func (c *Cache) stored(ctx context.Context, op *Op, b batch, held []uint32) {
 		op.outcomes[k] = Done
 		c.stats.storedBytes.Add(uint64(e.size))
 	}
+}
+
+// succeed has find return a block that is committed in place of the one that its key has, which
+// goes now or with its last pin. A process that is killed between the two leaves both, of which
+// attach takes one. The caller holds the shard's lock.
+func (c *Cache) succeed(s *shard, i uint32) {
+	x, e := c.index, c.index.entry(i)
+	hash := x.hash(&e.key, e.space)
+	if before := x.find(s, hash, &e.key, e.space); before != none {
+		switch b := x.entry(before); b.state {
+		case present:
+			c.discard(s, before)
+		case filling: // as if it had been stored, and replaced at once
+			b.flags |= unwanted
+		}
+		x.hide(s, hash, before)
+	}
+	x.put(s, hash, i)
 }
 
 // abandon forgets entries that no bytes came for. Their slots are the caller's then.
