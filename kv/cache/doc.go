@@ -11,10 +11,9 @@
 //
 // The way of a Store or a Replace (store.go, one function): find which keys are not known; reserve
 // slots, for which others go; take an entry for each, by which another Store of the key learns that
-// it comes;
-// read the bytes in batches; take their CRC-32C; commit the record, from which moment on the block
-// is found, also by a process that opens the file after a kill; give the chain its place in the
-// order in which blocks go; offer it to the disks.
+// it comes; read the bytes in batches; take their CRC-32C; commit the record, from which moment on
+// the block is found, also by a process that opens the file after a kill; give the chain its place
+// in the order in which blocks go; offer it to the disks.
 //
 // The way of a Load (load.go, one function): count the chain as used, from its end on; then, batch
 // by batch, pin what is there, read from the disks what is only there (swap.go), and write to the

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
@@ -42,7 +43,7 @@ type attached struct {
 // moves any more.
 const cancelGrace = 2 * time.Second
 
-// forgetLimit is how long a number's end may wait for a server that takes no word.
+// forgetLimit is how long a number's end may wait for a server that takes no word, or has none.
 const forgetLimit = time.Second
 
 // errGone is the error of a request to a server that has ended.
@@ -151,8 +152,11 @@ func (c *Client) ask(ctx context.Context, what kind, q request) ([]byte, error) 
 		return nil, c.unproven(&q, errGone)
 	case <-ctx.Done():
 	}
-	if what == kindRegion {
-		go c.forgetLate(to)
+	switch what {
+	case kindRegion:
+		go c.lateNumber(to, func(number uint16) { c.forget(context.Background(), number) })
+	case kindSpace, kindFind:
+		go c.lateNumber(to, func(number uint16) { _ = (&Space{c: c, number: number}).Close() })
 	}
 	if !what.waits() {
 		return nil, context.Cause(ctx)
@@ -245,13 +249,13 @@ func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
 	return nil
 }
 
-// forgetLate gives a number back that comes when nobody waits for it any more.
-func (c *Client) forgetLate(answer <-chan []byte) {
+// lateNumber gives a number back that comes when nobody waits for it any more.
+func (c *Client) lateNumber(answer <-chan []byte, giveBack func(number uint16)) {
 	var number uint16
 	select {
 	case p := <-answer:
 		if body, err := readAnswer(p); err == nil && json.Unmarshal(body, &number) == nil {
-			c.forget(context.Background(), number)
+			giveBack(number)
 		}
 	case <-c.ended:
 	}
@@ -326,6 +330,20 @@ func (c *Client) Drain(ctx context.Context) error {
 type Space struct {
 	c      *Client
 	number uint16
+	closed atomic.Bool
+}
+
+// Close ends its use; the blocks stay. Wait for its operations before, and do not use it again. The
+// server gives the name back then, unless the client has opened it more often. Close waits at most
+// a second for the server; after an error that has the name until the Client is closed.
+func (s *Space) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	soon, cancel := context.WithTimeout(context.Background(), forgetLimit)
+	defer cancel()
+	_, err := s.c.ask(soon, kindLeave, s.about(nil))
+	return err
 }
 
 // Namespace opens a namespace; geometry is as in cache.NamespaceOptions. What it may have the
@@ -343,7 +361,7 @@ func (c *Client) openSpace(ctx context.Context, what kind, rest []byte) (*Space,
 	if err != nil {
 		return nil, err
 	}
-	return &Space{c, number}, nil
+	return &Space{c: c, number: number}, nil
 }
 
 func (s *Space) about(keys []cache.Key) request { return request{number: s.number, keys: keys} }
@@ -385,6 +403,13 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to Place) ([]cache.O
 // Store has the server read blocks from a place, which may be used again then; it is as Load.
 func (s *Space) Store(ctx context.Context, keys []cache.Key, from Place) ([]cache.Outcome, error) {
 	return s.move(ctx, kindStore, keys, &from)
+}
+
+// Replace is Store for blocks that take the place of those that their keys have, as
+// Namespace.Replace does.
+func (s *Space) Replace(ctx context.Context, keys []cache.Key, from Place) ([]cache.Outcome,
+	error) {
+	return s.move(ctx, kindReplace, keys, &from)
 }
 
 func (s *Space) move(ctx context.Context, what kind, keys []cache.Key, at *Place) (

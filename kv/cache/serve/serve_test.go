@@ -696,9 +696,11 @@ func TestLimits(t *testing.T) {
 		require.NoError(t, err)
 		return r
 	}
+	var spaces []*Space
 	for k := range 63 { // beside the one that it has
-		_, err = u.Client.Namespace(t.Context(), "model", [32]byte{2, byte(k)})
+		space, err := u.Client.Namespace(t.Context(), "model", [32]byte{2, byte(k)})
 		require.NoError(t, err)
+		spaces = append(spaces, space)
 		require.NoError(t, u.Attach(t.Context(), part(k)))
 	}
 	_, err = u.Client.Namespace(t.Context(), "model", [32]byte{3})
@@ -707,6 +709,18 @@ func TestLimits(t *testing.T) {
 	again, err := u.Client.Namespace(t.Context(), "model", [32]byte{1})
 	require.NoError(t, err)
 	require.Equal(t, u.Space, again)
+	require.NoError(t, again.Close()) // one of its two opens
+	_, err = u.Client.Namespace(t.Context(), "model", [32]byte{3})
+	require.ErrorIs(t, err, engine.ErrBusy)
+	require.NoError(t, spaces[0].Close())
+	require.NoError(t, spaces[0].Close())
+	_, err = spaces[0].Match(t.Context(), keysOf(1, 1))
+	require.ErrorIs(t, err, engine.ErrBounds)
+	another, err := u.Client.Namespace(t.Context(), "model", [32]byte{3})
+	require.NoError(t, err)
+	_, err = spaces[0].Match(t.Context(), keysOf(1, 1))
+	require.ErrorIs(t, err, engine.ErrBounds, "it has no number that was another one's")
+	require.NoError(t, another.Remove(t.Context(), keysOf(1, 1)))
 	last := part(63)
 	require.ErrorIs(t, u.Attach(t.Context(), last), engine.ErrBusy)
 	require.Equal(t, 64, u.e.Stats().Leases)
@@ -781,13 +795,16 @@ func TestNamesOfAllClients(t *testing.T) {
 	require.NoError(t, err)
 	second, err := openUser(t.Context(), path)
 	require.NoError(t, err)
-	_, err = first.Client.Namespace(t.Context(), "a", [32]byte{})
+	a, err := first.Client.Namespace(t.Context(), "a", [32]byte{})
 	require.NoError(t, err)
 	_, err = second.Client.Namespace(t.Context(), "b", [32]byte{})
 	require.ErrorIs(t, err, cache.ErrNoRoom)
 	require.ErrorContains(t, err, "2 namespaces open")
 	_, err = second.Client.Namespace(t.Context(), "a", [32]byte{})
 	require.NoError(t, err)
+	require.NoError(t, a.Close()) // the second one has it still
+	_, err = first.Client.Namespace(t.Context(), "b", [32]byte{})
+	require.ErrorIs(t, err, cache.ErrNoRoom)
 	require.NoError(t, first.Client.Close(t.Context()))
 	require.NoError(t, second.Client.Close(t.Context()))
 	until(func() bool { return s.Report().Clients == 0 })
@@ -796,6 +813,94 @@ func TestNamesOfAllClients(t *testing.T) {
 	_, err = third.Client.Namespace(t.Context(), "b", [32]byte{})
 	require.NoError(t, err)
 	require.NoError(t, third.Client.Close(t.Context()))
+}
+
+// TestSpaceThatCloses: a namespace that a client closes while a request of it runs is given back
+// with the request's end, and so is one whose number comes when nobody waits for it any more.
+func TestSpaceThatCloses(t *testing.T) {
+	_, s, path := openWhole(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	open := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.open)
+	}
+	standing := testpoint.Stand(t, "cache: reserved")[0]
+	stored := make(chan error, 1)
+	go func() {
+		outcomes, err := u.Store(t.Context(), keysOf(1, 1), u.place(0, 1))
+		if err == nil && outcomes[0] != cache.Done {
+			err = errors.New(outcomes[0].String())
+		}
+		stored <- err
+	}()
+	<-standing.Came
+	require.NoError(t, u.Space.Close())
+	require.Equal(t, 1, open())
+	standing.GoOn()
+	require.NoError(t, <-stored)
+	until(func() bool { return open() == 0 })
+
+	s.opening.Lock() // so that the answer is late
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := make(chan error, 1)
+	go func() {
+		_, err := u.Client.Namespace(ctx, "late", [32]byte{})
+		asked <- err
+	}()
+	until(func() bool { return s.Report().Running == 1 })
+	cancel()
+	require.ErrorIs(t, <-asked, context.Canceled)
+	s.opening.Unlock()
+	until(func() bool { return s.Report().Running == 0 && open() == 0 })
+	require.NoError(t, u.Client.Close(t.Context()))
+}
+
+// TestReplace: of blocks that two clients replace at a time a third one finds one of each as a
+// whole, and of all that are removed none.
+func TestReplace(t *testing.T) {
+	_, path := openServer(t)
+	keys := keysOf(1, 4)
+	var writers sync.WaitGroup
+	for w := range 2 {
+		u, err := openUser(t.Context(), path)
+		require.NoError(t, err)
+		writers.Go(func() {
+			for k := range 50 {
+				for i := range u.mem[:4*blockBytes] {
+					u.mem[i] = byte(2*k + w)
+				}
+				outcomes, err := u.Replace(t.Context(), keys, u.place(0, 4))
+				require.NoError(t, err)
+				require.Equal(t, all(cache.Done, 4), outcomes)
+			}
+			require.NoError(t, u.Client.Close(t.Context()))
+		})
+	}
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	load := func() (done int) {
+		outcomes, err := u.Load(t.Context(), keys, u.place(0, 4))
+		require.NoError(t, err)
+		for k, o := range outcomes {
+			if o == cache.Done {
+				p := u.mem[k*blockBytes:][:blockBytes]
+				require.Equal(t, bytes.Repeat(p[:1], blockBytes), p, "parts of two blocks")
+				done++
+			}
+		}
+		return done
+	}
+	until(func() bool { return load() == 4 })
+	for range 50 {
+		require.Equal(t, 4, load())
+	}
+	writers.Wait()
+	require.Equal(t, 4, load())
+	require.NoError(t, u.Remove(t.Context(), keys))
+	require.Zero(t, load())
+	require.NoError(t, u.Client.Close(t.Context()))
 }
 
 // TestNamesOfAClientThatEnds: a client that is gone has its names while a request of it runs.

@@ -11,9 +11,10 @@
 // which is for this alone: the server's Run and the Client read them.
 //
 //	hello                     the version; nothing else is heard before it
-//	space, region, forget     number a namespace, or a lease, for the requests that follow
+//	space, region, …          number a namespace, or a lease, for the requests that follow
+//	leave, forget             give a number back
 //	match, remove, hint, …    about the keys of a namespace; answered at once
-//	load, store, prefetch     move blocks; answered once nothing of them moves any more
+//	load, store, replace, …   move blocks; answered once nothing of them moves any more
 //	cancel                    ends one of those; it is answered all the same
 //	report, spaces, blocks, … what operators ask for (inspect.go)
 //
@@ -101,13 +102,21 @@ type client struct {
 	peer      *engine.Peer
 	ctx       context.Context // ends with the peer, or the server
 	cancel    context.CancelFunc
-	spaces    []*cache.Namespace
+	spaces    map[uint16]*space
+	lastSpace uint16 // number
 	regions   []region
 	importing sync.Mutex
 	ends      map[uint64]context.CancelFunc // of requests that run, by id
 	count     int                           // requests that run
 	bytes     int                           // of their messages
 	running   sync.WaitGroup                // those
+}
+
+// space is a namespace that a client has open, until it has left it and its requests have ended.
+type space struct {
+	*cache.Namespace
+	opens   int // for which no kindLeave has come
+	running int // requests
 }
 
 // region is memory of a client, until it says that it has revoked its lease.
@@ -186,7 +195,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		if what != kindHello {
 			return
 		}
-		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}}
+		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}, spaces: map[uint16]*space{}}
 		c.ctx, c.cancel = context.WithCancel(ctx)
 		s.clients[p] = c
 		s.running.Go(func() { // the last word of a connection may be left out
@@ -294,13 +303,7 @@ func (s *Server) close(c *client) {
 		_ = m.Close() // a transfer without a proof may list it still
 	}
 	for _, n := range c.spaces {
-		digest := n.Digest()
-		n.Close()
-		s.mu.Lock()
-		if s.open[digest]--; s.open[digest] == 0 {
-			delete(s.open, digest)
-		}
-		s.mu.Unlock()
+		s.endSpace(n)
 	}
 	_ = c.peer.Close() // so that it learns, where it is not gone, that no answer comes any more
 }
@@ -338,25 +341,29 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 		return s.findSpace(c, q.rest)
 	}
 
-	s.mu.Lock()
-	spaces := c.spaces
-	s.mu.Unlock()
-	if int(q.number) >= len(spaces) {
+	n := s.useSpace(c, q.number)
+	if n == nil {
 		return nil, fmt.Errorf("namespace %d is none: %w", q.number, engine.ErrBounds)
 	}
-	n := spaces[q.number]
+	defer s.leaveSpace(c, q.number, &n.running)
 	switch what {
+	case kindLeave:
+		s.leaveSpace(c, q.number, &n.opens)
+		return nil, nil
 	case kindMatch:
 		return bytesOf(n.Match(q.keys).Blocks), nil
-	case kindLoad, kindStore:
+	case kindLoad, kindStore, kindReplace:
 		at, err := s.place(c, &q)
 		if err != nil {
 			return nil, err
 		}
-		if what == kindLoad {
+		switch what {
+		case kindLoad:
 			return ended(n.Load(ctx, q.keys, at))
+		case kindStore:
+			return ended(n.Store(ctx, q.keys, at))
 		}
-		return ended(n.Store(ctx, q.keys, at))
+		return ended(n.Replace(ctx, q.keys, at))
 	case kindPrefetch:
 		return ended(n.Prefetch(ctx, q.keys))
 	case kindRemove:
@@ -467,32 +474,73 @@ func (s *Server) addSpace(c *client, digest [16]byte, open func() (*cache.Namesp
 	s.opening.Lock()
 	defer s.opening.Unlock()
 	s.mu.Lock()
-	spaces := c.spaces
-	s.mu.Unlock()
-	number := slices.IndexFunc(spaces, func(n *cache.Namespace) bool {
-		return n.Digest() == digest
-	})
-	if number < 0 {
-		if number = len(spaces); number == spacesMax {
-			return nil, fmt.Errorf("%d namespaces of one client: %w", number, engine.ErrBusy)
+	for number, n := range c.spaces {
+		if n.opens > 0 && n.Digest() == digest {
+			n.opens++
+			s.mu.Unlock()
+			return json.Marshal(number)
 		}
-		s.mu.Lock()
-		names, known := len(s.open), s.open[digest] > 0
-		s.mu.Unlock()
-		if !known && names >= s.names {
-			return nil, fmt.Errorf("the clients of the server have %d namespaces open, at most "+
-				"%d: %w", names, s.names, cache.ErrNoRoom)
-		}
-		n, err := open()
-		if err != nil {
-			return nil, err
-		}
-		s.mu.Lock()
-		c.spaces = append(c.spaces, n) // close ends it
-		s.open[digest]++
-		s.mu.Unlock()
 	}
-	return json.Marshal(number)
+	has, names, known := len(c.spaces), len(s.open), s.open[digest] > 0
+	s.mu.Unlock()
+	switch {
+	case has == spacesMax:
+		return nil, fmt.Errorf("%d namespaces of one client: close one: %w", has, engine.ErrBusy)
+	case !known && names >= s.names:
+		return nil, fmt.Errorf("the clients of the server have %d namespaces open, at most "+
+			"%d: %w", names, s.names, cache.ErrNoRoom)
+	}
+	n, err := open()
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c.lastSpace++; c.spaces[c.lastSpace] != nil; c.lastSpace++ {
+	}
+	c.spaces[c.lastSpace] = &space{Namespace: n, opens: 1}
+	s.open[digest]++
+	return json.Marshal(c.lastSpace)
+}
+
+// useSpace returns the namespace that a client has by a number, for a request, or nil.
+func (s *Server) useSpace(c *client, number uint16) *space {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := c.spaces[number]
+	if n == nil || n.opens == 0 {
+		return nil
+	}
+	n.running++
+	return n
+}
+
+// leaveSpace ends one use of a namespace: a request, or an open, where one is left. One that its
+// client uses no more is given back, with its number, which comes again after all others alone: a
+// request that is late finds none by it.
+func (s *Server) leaveSpace(c *client, number uint16, uses *int) {
+	s.mu.Lock()
+	*uses = max(0, *uses-1)
+	n := c.spaces[number]
+	ends := n.opens == 0 && n.running == 0
+	if ends {
+		delete(c.spaces, number)
+	}
+	s.mu.Unlock()
+	if ends {
+		s.endSpace(n)
+	}
+}
+
+// endSpace gives a namespace back to the cache that its client has no more.
+func (s *Server) endSpace(n *space) {
+	digest := n.Digest()
+	n.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[digest]--; s.open[digest] == 0 {
+		delete(s.open, digest)
+	}
 }
 
 // openRegion imports a lease, and returns the number that it has from then on.

@@ -18,7 +18,7 @@ import (
 const (
 	requestsMax = 64       // that run at a time; a server takes twice as many
 	regionsMax  = 64       // attached
-	spacesMax   = 64       // opened, before it dials again
+	spacesMax   = 64       // open
 	namesMax    = 768      // namespaces that all clients of a server have open
 	bytesMax    = 1 << 28  // of the messages of all requests that run
 	keysMax     = 64 << 10 // of one request
@@ -46,6 +46,8 @@ const (
 	kindEstimate                 // namespace, keys; answer: an Estimate in JSON
 	kindDrain                    // waits for the disks
 	kindAnswered                 // an answer
+	kindReplace                  // as kindLoad
+	kindLeave                    // ends one kindSpace or kindFind of a namespace
 )
 
 // What an operator asks for, beside what a client does: counts, names and keys of all namespaces,
@@ -67,7 +69,8 @@ var errGarbled = fmt.Errorf("garbled message: %w", engine.ErrCorrupt)
 // waits reports whether a request may take long: a client whose context ends sends kindCancel, and
 // waits for the answer all the same.
 func (k kind) waits() bool {
-	return k == kindLoad || k == kindStore || k == kindPrefetch || k == kindDrain
+	return k == kindLoad || k == kindStore || k == kindReplace || k == kindPrefetch ||
+		k == kindDrain
 }
 
 // A message is a kind, an id that the client chose, and for a request the body below, for an answer
