@@ -87,7 +87,7 @@ int sluice_kv_list(sluice_kv_namespace space, uint32_t *at, int64_t timeout_ns,
 	SLGO_CALL(slgoKVList, space, at, timeout_ns, keys, count);
 }
 
-static int move(int store, sluice_kv_namespace space, const struct sluice_kv_key *keys,
+static int move(int how, sluice_kv_namespace space, const struct sluice_kv_key *keys,
 		size_t count, const struct sluice_kv_place *place, int64_t timeout_ns,
 		sluice_kv_op *op)
 {
@@ -97,20 +97,26 @@ static int move(int store, sluice_kv_namespace space, const struct sluice_kv_key
 	if (code)
 		return code;
 	SLGO_NEED(op);
-	SLGO_CALL(slgoKVMove, store, space, (struct sluice_kv_key *)keys, count, &known, timeout_ns,
+	SLGO_CALL(slgoKVMove, how, space, (struct sluice_kv_key *)keys, count, &known, timeout_ns,
 		  op);
 }
 
 int sluice_kv_load(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		   const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op)
 {
-	return move(0, space, keys, count, place, timeout_ns, op);
+	return move(SLGO_LOAD, space, keys, count, place, timeout_ns, op);
 }
 
 int sluice_kv_store(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		    const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op)
 {
-	return move(1, space, keys, count, place, timeout_ns, op);
+	return move(SLGO_STORE, space, keys, count, place, timeout_ns, op);
+}
+
+int sluice_kv_replace(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		      const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op)
+{
+	return move(SLGO_REPLACE, space, keys, count, place, timeout_ns, op);
 }
 
 int sluice_kv_prefetch(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,

@@ -344,7 +344,9 @@ static void blocks(struct hand *h)
 		DO(sluice_kv_op_wait(op, any(h, 2000) * US, bytes, 8));
 		return;
 	}
-	int code = any(h, 2) ? DO(sluice_kv_store(space, keys, 8, &p, any(h, 9000) * US, &made))
+	int code = any(h, 3)   ? DO(sluice_kv_store(space, keys, 8, &p, any(h, 9000) * US, &made))
+		   : any(h, 2)
+		       ? DO(sluice_kv_replace(space, keys, 8, &p, any(h, 9000) * US, &made))
 		   : any(h, 3)
 		       ? DO(sluice_kv_load(space, keys, 8, &p, any(h, 9000) * US, &made))
 		       : DO(sluice_kv_prefetch(space, keys, 8, any(h, 9000) * US, &made));

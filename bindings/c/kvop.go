@@ -84,15 +84,15 @@ func (k *kv) openNamespace(ctx context.Context, name spaceName, o cache.Namespac
 	if err != nil {
 		return 0, err
 	}
+	kept := false
+	defer func() {
+		if !kept {
+			_ = s.Close() // of a server that does not answer it counts until the cache is closed
+		}
+	}()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	h, known := k.spaces[name]
-	kept := false
-	defer func() {
-		if own, is := s.(ownSpace); is && !kept {
-			own.Close()
-		}
-	}()
 	if k.over {
 		return 0, engine.ErrClosed
 	}
@@ -125,34 +125,42 @@ func onSpace(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault,
 //export slgoKVNamespaceClose
 func slgoKVNamespaceClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return calling(&spaces, h, 0, f, func(_ context.Context, n *namespace) error {
-		own, is := n.space.(ownSpace)
-		if is {
+		_, own := n.space.(ownSpace)
+		if own {
 			n.using.Lock()
 			defer n.using.Unlock()
 		}
-		k := n.of
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if n.opens > 1 {
-			n.opens--
-			return nil
-		}
-		for op := range k.running {
-			if op.space == n {
-				return fmt.Errorf("operations of the namespace run: wait for them: %w",
-					engine.ErrBusy)
+		last, err := n.leave(uint64(h))
+		if err == nil && last {
+			n.closed = own
+			if err = n.space.Close(); !own {
+				err = nil // the server has it until the cache is closed
 			}
 		}
-		if !spaces.drop(uint64(h)) {
-			return &staleError{want: kindKVNamespace, handle: uint64(h)}
-		}
-		delete(k.spaces, n.name)
-		if is {
-			n.closed = true
-			own.Close()
-		}
-		return nil
+		return err
 	})
+}
+
+// leave ends one open of a namespace. After the last one its handle is stale.
+func (n *namespace) leave(h uint64) (last bool, err error) {
+	k := n.of
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if n.opens > 1 {
+		n.opens--
+		return false, nil
+	}
+	for op := range k.running {
+		if op.space == n {
+			return false, fmt.Errorf("operations of the namespace run: wait for them: %w",
+				engine.ErrBusy)
+		}
+	}
+	if !spaces.drop(h) {
+		return false, &staleError{want: kindKVNamespace, handle: h}
+	}
+	delete(k.spaces, n.name)
+	return true, nil
 }
 
 func (k *kv) namespace(ctx context.Context, name string, o cache.NamespaceOptions) (kvSpace,
@@ -300,7 +308,7 @@ func slgoKVEstimate(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, 
 }
 
 //export slgoKVMove
-func slgoKVMove(store C.int, h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t,
+func slgoKVMove(how C.int, h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t,
 	place *C.struct_sluice_kv_place, timeout C.int64_t, out *C.uint64_t,
 	f *C.struct_slgo_fault) C.int {
 	return withKeys(h, list, count, 0, f, func(_ context.Context, n *namespace,
@@ -318,8 +326,11 @@ func slgoKVMove(store C.int, h C.uint64_t, list *C.struct_sluice_kv_key, count C
 			return err
 		}
 		move := space.Load
-		if store != 0 {
+		switch how {
+		case C.SLGO_STORE:
 			move = space.Store
+		case C.SLGO_REPLACE:
+			move = space.Replace
 		}
 		at.Region, keys = region, slices.Clone(keys) // the caller's are read during the call alone
 		return n.start(len(keys), region, timeout, out, func(ctx context.Context) (

@@ -24,6 +24,8 @@ type kvSpace interface {
 	Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome, error)
 	Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]cache.Outcome, error)
 	Store(ctx context.Context, keys []cache.Key, from serve.Place) ([]cache.Outcome, error)
+	Replace(ctx context.Context, keys []cache.Key, from serve.Place) ([]cache.Outcome, error)
+	Close() error
 }
 
 // ownSpace is one of a cache of this process.
@@ -82,6 +84,16 @@ func (s ownSpace) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([
 func (s ownSpace) Store(ctx context.Context, keys []cache.Key, from serve.Place) ([]cache.Outcome,
 	error) {
 	return ended(ctx, s.Namespace.Store(ctx, keys, s.place(from)))
+}
+
+func (s ownSpace) Replace(ctx context.Context, keys []cache.Key, from serve.Place) (
+	[]cache.Outcome, error) {
+	return ended(ctx, s.Namespace.Replace(ctx, keys, s.place(from)))
+}
+
+func (s ownSpace) Close() error {
+	s.Namespace.Close()
+	return nil
 }
 
 func (s ownSpace) place(p serve.Place) cache.Place {

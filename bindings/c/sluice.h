@@ -679,8 +679,9 @@ int sluice_kv_namespace_open(sluice_kv kv, const struct sluice_kv_namespace_opti
 /*
  * Ends one open of it. The last one makes its handle stale, so that a call with it is
  * SLUICE_ERR_HANDLE, and waits for calls that run; while operations of it do it is SLUICE_ERR_BUSY.
- * The blocks stay. A name without blocks that nobody has open makes way for others; that of a
- * cache that was dialled counts until sluice_kv_close, which closes all.
+ * The blocks stay. A name without blocks that nobody has open makes way for others. Of a cache that
+ * was dialled it waits at most 1 s for the server, which has the name until sluice_kv_close where
+ * it has not answered.
  */
 int sluice_kv_namespace_close(sluice_kv_namespace space);
 
@@ -750,13 +751,21 @@ enum {
 
 /*
  * Starts to copy blocks to a place, or from it, and returns at once. The timeout bounds the
- * operation: what is not there by then is SLUICE_KV_LATE. Keys and slots are copied.
+ * operation: what is not there by then is SLUICE_KV_LATE. Keys and slots are copied. Slots of a
+ * load are all different: else sluice_kv_op_wait is SLUICE_ERR_BOUNDS, and nothing moves.
  * SLUICE_ERR_BUSY: ops_max operations run, or 1,024 of a cache that was dialled.
  */
 int sluice_kv_load(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		   const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op);
 int sluice_kv_store(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		    const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op);
+
+/*
+ * As sluice_kv_store, for keys that name something else than content: each block takes the place of
+ * the one that its key has, at one moment, before which others find that one.
+ */
+int sluice_kv_replace(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
+		      const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op);
 
 /*
  * Starts to read blocks from the disks into memory, for a load to come. It brings at most a quarter

@@ -67,9 +67,6 @@ func BenchmarkHits(b *testing.B) {
 							prefix := n.ns.Match(keys).Prefix
 							hits += prefix
 							small := n.at(0, len(keys))
-							for k := range small.Slots {
-								small.Slots[k] = 0
-							}
 							small.Run, small.Stride = 8, 8
 							if prefix > 0 {
 								to := small

@@ -637,6 +637,33 @@ func TestSlotsThatOverlap(t *testing.T) {
 	require.Zero(t, n.Stats().Tiers[Memory].Blocks)
 }
 
+// TestSlotThatIsThereTwice: a Load to one slot twice is refused before anything moves; a Store may
+// have one for several keys.
+func TestSlotThatIsThereTwice(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, nil)
+	from := n.at(0, 3)
+	from.Slots = []uint32{1, 1, 0}
+	op := n.ns.Store(t.Context(), ids(0, 3), from)
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, all(Done, 3), op.Outcomes())
+	for _, slots := range [][]uint32{{1, 1, 2}, {7, 6, 7}, {64, 2, 64}, {9, 1 << 31, 9}} {
+		want, to := bytes.Clone(n.mem), n.at(0, 3)
+		to.Slots = slots
+		op = n.ns.Load(t.Context(), ids(0, 3), to)
+		require.ErrorIs(t, op.Wait(t.Context()), engine.ErrBounds)
+		require.ErrorContains(t, op.Err(), "a slot of its own")
+		require.Equal(t, all(Failed, 3), op.Outcomes())
+		require.True(t, bytes.Equal(want, n.mem))
+	}
+	for _, slots := range [][]uint32{{65, 1, 64}, {9, 200, 8}} {
+		to := n.at(0, 3)
+		to.Slots = slots
+		op = n.ns.Load(t.Context(), ids(0, 3), to)
+		require.NoError(t, op.Wait(t.Context()))
+		require.Equal(t, all(Done, 3), op.Outcomes())
+	}
+}
+
 // TestSlotsOfUnits: blocks begin at any unit that is shorter than they are.
 func TestSlotsOfUnits(t *testing.T) {
 	const unit = blockBytes / 4

@@ -97,11 +97,14 @@ func (n *Namespace) MatchGroups(groups ...Group) int {
 // Load copies blocks to a place, and verifies each meanwhile, so that a block that is Done is the
 // one that was stored; the others are told by their outcomes, and what lies in their slots
 // afterwards is undefined. ctx bounds all of it: what is not there by then is Late. A block on a
-// disk waits, at most 30 s, for room that others are about to give back; NoRoom: none is coming.
-// keys and to.Slots must not change before the end.
+// disk waits, at most 30 s, for room that others are about to give back; NoRoom: none is coming. A
+// slot that is there twice is engine.ErrBounds. keys and to.Slots must not change before the end.
 func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
 	op := newOp(len(keys))
 	size, err := to.check(len(keys), n.c.cfg.Memory.Extent)
+	if err == nil {
+		err = to.once()
+	}
 	_ = n.c.run(ctx, "load", op, err, func(ctx context.Context) {
 		n.load(ctx, op, keys, &to, size)
 		close(op.copied)

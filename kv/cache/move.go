@@ -77,6 +77,37 @@ func (p *Place) overlap() bool {
 	return false
 }
 
+// once is an error where a slot is there twice, in which two blocks that are loaded would mix.
+func (p *Place) once() error {
+	if len(p.Slots) < 2 {
+		return nil
+	}
+	twice := func(slot uint32) error {
+		return fmt.Errorf("slot %d is there twice: load each block to a slot of its own: %w", slot,
+			engine.ErrBounds)
+	}
+	first := slices.Min(p.Slots)
+	if span := int(slices.Max(p.Slots) - first); span <= 64*64*len(p.Slots) {
+		seen := make([]uint64, span/64+1) // a fraction of what a sort takes
+		for _, slot := range p.Slots {
+			word, bit := &seen[(slot-first)/64], uint64(1)<<((slot-first)%64)
+			if *word&bit != 0 {
+				return twice(slot)
+			}
+			*word |= bit
+		}
+		return nil
+	}
+	inOrder := slices.Clone(p.Slots)
+	slices.Sort(inOrder)
+	for i, slot := range inOrder[1:] {
+		if slot == inOrder[i] {
+			return twice(slot)
+		}
+	}
+	return nil
+}
+
 // move starts to copy blocks between slots of the cache and those of a place. The cache is the one
 // that begins every transfer, so that what it knows of its end is all that keeps a slot from its
 // next use: no peer has a key to the cache's memory. The lists are the transfer's until it has

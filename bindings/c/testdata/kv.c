@@ -92,7 +92,7 @@ static void want_outcomes(sluice_kv_op op, int outcome)
 }
 
 // The blocks of the keys are as fill has made them.
-static void want_bytes(sluice_kv_namespace space, struct end *e)
+static void want_bytes_by(sluice_kv_namespace space, struct end *e, int by)
 {
 	struct sluice_kv_place p = place_of(e->region);
 	unsigned char *want = malloc(BLOCKS * BLOCK);
@@ -104,9 +104,24 @@ static void want_bytes(sluice_kv_namespace space, struct end *e)
 	memset(e->bytes, 0, BLOCKS * BLOCK);
 	OK(sluice_kv_load(space, keys, BLOCKS, &p, LIMIT, &op));
 	want_outcomes(op, SLUICE_KV_DONE);
-	fill(want, 3);
+	fill(want, by);
 	TRUE(!memcmp(want, e->bytes, BLOCKS * BLOCK));
 	free(want);
+}
+
+static void want_bytes(sluice_kv_namespace space, struct end *e) { want_bytes_by(space, e, 3); }
+
+// Others take the place of the blocks, and the blocks theirs.
+static void want_replaced(sluice_kv_namespace space, struct end *e)
+{
+	struct sluice_kv_place p = place_of(e->region);
+	sluice_kv_op op;
+	for (int by = 5; by >= 3; by -= 2) {
+		fill(e->bytes, by);
+		OK(sluice_kv_replace(space, keys, BLOCKS, &p, LIMIT, &op));
+		want_outcomes(op, SLUICE_KV_DONE);
+		want_bytes_by(space, e, by);
+	}
 }
 
 // Hints and estimates know the blocks.
@@ -218,7 +233,17 @@ static void others(const char *program)
 	OK(sluice_kv_attach(kv, e.region, LIMIT));
 	WANT(SLUICE_ERR_BUSY, sluice_region_close(e.region));
 	want_bytes(space, &e);
+	want_replaced(space, &e);
 	want_hinted(space);
+	for (int k = 0; k < 100; k++) { // a server has 64 of a client
+		struct sluice_kv_namespace_options one = {.size = sizeof one, .name = "one",
+							  .geometry = {k}};
+		sluice_kv_namespace many;
+		OK(sluice_kv_namespace_open(kv, &one, LIMIT, &many));
+		OK(sluice_kv_namespace_open(kv, &one, LIMIT, &many));
+		OK(sluice_kv_namespace_close(many));
+		OK(sluice_kv_namespace_close(many));
+	}
 
 	TRUE(!kill(child, SIGKILL));
 	TRUE(waitpid(child, NULL, 0) == child);
@@ -262,6 +287,7 @@ static void again(void)
 	sluice_kv_namespace space = open_space(kv);
 	OK(sluice_kv_attach(kv, e.region, LIMIT));
 	want_bytes(space, &e);
+	want_replaced(space, &e);
 	want_hinted(space);
 
 	struct sluice_kv_place p = place_of(e.region);

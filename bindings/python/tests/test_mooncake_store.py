@@ -6,6 +6,7 @@ runs of all shapes. stacks/test_mooncake_store.py runs the same scenario over th
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import logging
 import mmap
@@ -15,7 +16,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Optional
 
 import pytest
 from conftest import HERE, LIMIT, MIB, until
@@ -257,15 +258,11 @@ def test_an_upsert_that_fails_leaves_the_old_value(store: Any, monkeypatch: pyte
     monkeypatch.setattr(pieces, "store", refuse)
     assert store.upsert(name, b"new") == NO_ROOM and is_old()
     monkeypatch.undo()
-    refusals = [refuse, heads.store]
-    monkeypatch.setattr(heads, "store", lambda *words: refusals.pop(0)(*words))
-    assert store.upsert(name, b"new") == NO_ROOM and is_old() and refusals == []
+    monkeypatch.setattr(heads, "replace", refuse)
+    assert store.upsert(name, b"new") == NO_ROOM and is_old()
     monkeypatch.undo()
     assert store.upsert(name, b"new") == 0 and store.get(name) == b"new"
     assert len(b"".join(pieces.keys())) == 32
-    monkeypatch.setattr(heads, "store", refuse)  # also the old one
-    assert store.upsert(name, b"last") == NO_ROOM and store.get(name) == b""
-    assert b"".join(pieces.keys()) == b""
 
 
 def test_a_value_that_cannot_be_read_is_not_taken_for_the_new_one(
@@ -298,6 +295,120 @@ def test_upserts_at_a_time_leave_no_piece(store: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(over, "_put_pieces", beside)
     assert store.upsert("a", b"last") == 0 and store.get("a") == b"last"
     assert len(b"".join(pieces.keys())) == 16
+
+
+class Stepped:
+    """An upsert that stands before each step that others can see: it stores pieces and reads what
+    there is, replaces the head, and removes the former pieces.
+    """
+
+    STEPS = ("_put_pieces", "_put_heads", "_remove")
+
+    def __init__(self, folder: Path, value: bytes) -> None:
+        self.store, self.value = connect(folder), value
+        self._go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
+        over = self.store._objects
+        for name in self.STEPS:
+            setattr(over, name, self._gated(getattr(over, name)))
+
+    def _gated(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*words: Any) -> Any:
+            if words[min(2, len(words) - 1)]:  # else it has nothing to do
+                self._stands.release()
+                assert self._go.acquire(timeout=LIMIT)
+            return call(*words)
+
+        return wait
+
+    def begin(self) -> None:
+        self.code: Optional[int] = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._stands.acquire(timeout=LIMIT)
+
+    def _run(self) -> None:
+        self.code = self.store.upsert("a", self.value)
+        self._stands.release()
+
+    def step(self) -> bool:
+        """Goes on to the next call, or to the end; False: it has ended."""
+        if self.code is not None:
+            return False
+        self._go.release()
+        assert self._stands.acquire(timeout=LIMIT)
+        return self.code is None
+
+    def end(self) -> None:
+        self._thread.join()
+
+
+def test_every_order_of_two_upserts(store: Any, tmp_path: Path) -> None:
+    """Of two upserts in any order of their steps one stays, and others find one value at each."""
+    values = [b"old" * 999, b"first" * 888, b"other" * 777]
+    sides = [Stepped(tmp_path, value) for value in values[1:]]
+    steps = len(Stepped.STEPS)
+    for turns in itertools.combinations(range(2 * steps), steps):
+        assert store.upsert("a", values[0]) == 0
+        for side in sides:
+            side.begin()
+        for k in range(2 * steps):
+            sides[k in turns].step()
+            assert store.get("a") in values and store.is_exist("a") == 1
+        for side in sides:
+            assert not side.step()
+            side.end()
+            assert side.code == 0
+        assert store.get("a") in values[1:]
+    for side in sides:
+        side.store.close()
+
+
+def test_upserts_of_processes_that_are_killed(cache: Cache, store: Any, start: Start,
+                                              tmp_path: Path) -> None:
+    """At each moment others find one value as a whole, also after both have been killed."""
+    def is_whole() -> None:
+        value = store.get("a")
+        assert value and value == value[:1] * len(value)
+
+    assert store.put("a", b"\1") == 0
+    for round in range(2):
+        sides = [start("mooncake_upserts.py", said(tmp_path), str(which)) for which in range(2)]
+        for side in sides:
+            assert side.stdout is not None and side.stdout.readline() == "1\n"
+        for _ in range(10):
+            is_whole()
+        for side in sides:
+            side.kill()
+            side.wait()
+            is_whole()
+    assert store.upsert("a", b"last") == 0 and store.get("a") == b"last"
+
+
+def test_a_get_beside_an_upsert(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read of the former value is not lost with its pieces: the new one is found."""
+    over = store._objects
+    heads = over._heads
+
+    def beside(*words: Any) -> Any:
+        monkeypatch.undo()
+        read = heads(*words)
+        assert store.upsert("a", b"new") == 0
+        return read
+
+    for look in (lambda: store.get("a") == b"new", lambda: store.is_exist("a") == 1,
+                 lambda: store.get_size("a") == 3):
+        assert store.upsert("a", b"old" * 9) == 0
+        monkeypatch.setattr(over, "_heads", beside)
+        assert look()
+
+
+def test_two_objects_to_one_address(store: Any) -> None:
+    memory = Memory(MIB)
+    assert store.register_buffer(memory.address, MIB) == 0
+    assert store.put_batch(["a", "b"], [b"aa", b"bb"]) == 0
+    assert store.batch_get_into(["a", "b"], [memory.address] * 2, [MIB] * 2) == [2, INVALID]
+    assert memory.bytes[:2] == b"aa"
+    assert store.unregister_buffer(memory.address) == 0
 
 
 def test_short_extents_leave_no_piece(tmp_path: Path) -> None:

@@ -338,6 +338,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "kv_list": [_HANDLE, POINTER(c_uint32), c_int64, c_void_p, _SIZE_OUT],
     "kv_load": _KV_MOVE,
     "kv_store": _KV_MOVE,
+    "kv_replace": _KV_MOVE,
     "kv_prefetch": [_HANDLE, c_void_p, c_size_t, c_int64, _OUT],
     "kv_hint": [_HANDLE, c_uint32, c_int64, c_void_p, c_size_t, c_int64, POINTER(KVHintResult)],
     "kv_hint_envelope": [_HANDLE, c_char_p, c_size_t, c_int64, c_void_p, c_size_t, _SIZE_OUT],

@@ -355,8 +355,8 @@ class Namespace(Closing):
     def close(self) -> None:
         """Ends its use; its blocks stay. Calls with it raise HandleError then, and others that the
         same name was opened by go on. BusyError: its operations run, and no other has it open: call
-        it again. A name that has no blocks makes way for others then; one of a cache that was
-        connected does once the cache is closed.
+        it again. A name that has no blocks makes way for others then; of a cache that was connected
+        once the cache is closed, where its server does not answer within a second.
         """
         if self._handle:
             try:
@@ -376,7 +376,7 @@ class Namespace(Closing):
         return Match(prefix.value, found.raw[:n])
 
     def load(self, keys: Keys, to: Blocks, slots: Indices, timeout: Optional[float] = 30.0) -> Op:
-        """Copies blocks to slots, one a key, and returns at once.
+        """Copies blocks to slots, one a key and all different, and returns at once.
 
         Each is verified while it is copied. What lies in the slot of a block that is not DONE
         is undefined. The timeout bounds all of it: what is not there by then is LATE. BusyError:
@@ -392,6 +392,14 @@ class Namespace(Closing):
         leave it out.
         """
         return self._move(lib.kv_store, keys, source, slots, timeout)
+
+    def replace(self, keys: Keys, source: Blocks, slots: Indices,
+                timeout: Optional[float] = 30.0) -> Op:
+        """`store` for keys that name something else than content: each block takes the place of the
+        one that its key has, at one moment, before which others find that one. Of several at a time
+        the last one wins.
+        """
+        return self._move(lib.kv_replace, keys, source, slots, timeout)
 
     def _move(self, call: Callable[..., int], keys: Keys, at: Blocks, slots: Indices,
               timeout: Optional[float]) -> Op:

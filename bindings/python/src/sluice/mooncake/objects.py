@@ -5,7 +5,8 @@ An object is a head and pieces. The head is a block of HEAD bytes whose key is t
 it has the name, the size, and the key of the first piece. The others count up from it, and the
 first one is random: two processes that store one name at a time never mix their pieces, and what is
 left of an object whose head was evicted is never found under a new one. Pieces are stored before
-the head, which the first of several wins.
+the head, which the first of several puts wins. An upsert replaces it, so that at each moment, also
+of a kill, others find one of the two objects.
 
 The memory of an object that lies evenly in one registered range is read and written in place. What
 does not is copied by way of memory of ours.
@@ -40,6 +41,7 @@ PIECES_MAX = 1 << 20  # of an object
 NAME_MAX = PIECE_MIN  # bytes; a name that has no room in the head is a piece of its own
 STAGED_MAX = 64 << 20  # bytes that one pass copies by way of our memory
 OPS_MAX = 256  # that run at a time
+TRIES = 16  # to read an object that others replace meanwhile
 
 # What the wheel's calls return.
 OK, INTERNAL, NO_ROOM, INVALID = 0, -1, -200, -600
@@ -53,6 +55,7 @@ _THERE = Found.IN_MEMORY | Found.ON_DISK
 _STORED = bytes(o in (Outcome.DONE, Outcome.KNOWN, Outcome.PENDING) for o in range(256))
 _CODES = {Outcome.NO_ROOM: NO_ROOM, Outcome.BUSY: NO_ROOM, Outcome.MISSING: NOT_FOUND,
           Outcome.PENDING: NOT_FOUND, Outcome.DAMAGED: NOT_FOUND, Outcome.UNLIKE: NOT_FOUND}
+_UNSURE = {Outcome.LATE, Outcome.FAILED}  # the cache may do it yet
 _NOT_READ = {Outcome.UNDONE, Outcome.NO_ROOM, Outcome.LATE, Outcome.FAILED, Outcome.BUSY}
 
 
@@ -227,7 +230,7 @@ class Objects(PageStore):
             known = self._known = session, one, other
         return known[1:]
 
-    def _move_blocks(self, session: _pages._Session, space: Namespace, store: bool,
+    def _move_blocks(self, session: _pages._Session, move: Callable[..., Op],
                      blocks: Sequence[_Block]) -> bytes:
         """Copies blocks, and says what became of each. When it ends none moves any more. It raises
         where the cache is lost.
@@ -247,7 +250,6 @@ class Objects(PageStore):
                     place = _attached(session, memory).place(base, run, run, loops)
                     keys = b"".join([blocks[k].key for k in ks])
                     slots = [blocks[k].offset // run % _SLOTS for k in ks]
-                    move = space.store if store else space.load
                     begun.append((ks, move(keys, place, slots, timeout)))
                 except errors.Error as e:
                     outcomes[ks] = Outcome.BUSY if isinstance(e, errors.BusyError) else 0
@@ -283,7 +285,7 @@ class Objects(PageStore):
         heads, pieces = self._spaces(session)
         found: list[tuple[Optional[Head], bytes, int]] = []
         with self._ours(max(1, len(keys)) * HEAD) as memory:
-            said = self._move_blocks(session, heads, False, [
+            said = self._move_blocks(session, heads.load, [
                 _Block(key, memory, k * HEAD, HEAD) for k, key in enumerate(keys)])
             for k, outcome in enumerate(said):
                 head, name = None, b""
@@ -299,7 +301,7 @@ class Objects(PageStore):
         for k, (head, _, outcome) in enumerate(found):
             if head is not None and head.spilled:
                 with self._ours(head.name) as memory:
-                    said = self._move_blocks(session, pieces, False, [
+                    said = self._move_blocks(session, pieces.load, [
                         _Block(_key(head.first - 1), memory, 0, head.name)])
                     there = said[0] == Outcome.DONE
                     name = ctypes.string_at(memory.address, head.name) if there else b""
@@ -321,10 +323,17 @@ class Objects(PageStore):
         there = self._match(space, hashes)
         known = [k for k, bits in enumerate(there) if bits & _THERE]
         heads: list[Optional[Head]] = [None] * len(names)
-        if known:  # else nothing has to be read, as before most puts
-            for k, head in zip(known, self._heads(session, [hashes[k] for k in known])):
-                heads[k] = head
-        return list(zip(heads, self._tiers(pieces, heads)))
+        tiers = [0] * len(names)
+        for _ in range(TRIES):
+            if not known:  # nothing has to be read, as before most puts
+                break
+            read = self._heads(session, [hashes[k] for k in known])
+            # A head without its pieces may have been replaced since.
+            fresh = [(k, head) for k, head in zip(known, read) if head != heads[k]]
+            for (k, head), tier in zip(fresh, self._tiers(pieces, [h for _, h in fresh])):
+                heads[k], tiers[k] = head, tier
+            known = [k for k, head in fresh if head and not tiers[k]]
+        return list(zip(heads, tiers))
 
     def _tiers(self, pieces: Namespace, heads: Sequence[Optional[Head]]) -> list[int]:
         """Of each the tiers in which all of its pieces are, as bits of Found."""
@@ -376,8 +385,7 @@ class Objects(PageStore):
     def put(self, names: Sequence[str], values: Sequence[Value],
             anew: bool = False) -> list[int]:
         """Stores those that are not there: 0 for each that is there then. With anew all, in place
-        of what their names have. That stays until all of the other but its head is there; while
-        the heads change, for a moment, others find neither.
+        of what their names have, which others find until all of the other is there.
         """
         while True:
             piece = self._piece
@@ -414,25 +422,22 @@ class Objects(PageStore):
             self._remove(pieces, [key for head in made.values() for key in head.all_keys()])
             raise
         ready = {k: head for k, head in made.items() if codes_of[k] == OK}
-        former, keys = dict[int, Head](), list[bytes]()
+        former, over = dict[int, Head](), dict[int, Head]()
         some = {k: key_of(_bytes(names[k])) for k in ready if anew or k in broken}
-        for (k, key), (head, _, outcome) in zip(some.items(), self._read(
+        for k, (head, _, outcome) in zip(some, self._read(
                 session, list(some.values())) if some else []):
-            if anew and outcome in _NOT_READ:  # what it has stays, and is not to be taken for ours
+            if anew and outcome in _NOT_READ:  # whose pieces nobody would know
                 codes_of[k] = _code(outcome)
                 del ready[k]
-            elif head and (anew or head == broken[k]):  # no other one that was stored since
-                former[k] = head
-                keys.append(key)
-            elif anew and outcome in (Outcome.DONE, Outcome.UNLIKE):  # no head
-                keys.append(key)
-        self._remove(heads, keys)
-        said = self._put_heads(session, names, ready)
-        kept = {k: head for k, head in former.items() if not _STORED[said[k]]}
-        back = self._put_heads(session, names, kept)
-        kept = {k: head for k, head in kept.items() if back[k] == Outcome.DONE}
-        gone = [head for k, head in made.items() if said.get(k) != Outcome.DONE]  # or was slower
-        gone += [head for k, head in former.items() if k not in kept]
+            elif anew or head == broken[k]:  # no other one that was stored since
+                over[k] = ready.pop(k)
+                if head:
+                    former[k] = head
+        said = self._put_heads(session, names, ready, heads.store)
+        said.update(self._put_heads(session, names, over, heads.replace))
+        gone = [head for k, head in made.items()  # or was slower
+                if said.get(k) != Outcome.DONE and said.get(k) not in _UNSURE]
+        gone += [head for k, head in former.items() if said[k] == Outcome.DONE]
         self._remove(pieces, [key for head in gone for key in head.all_keys()])
         for k, outcome in said.items():
             if not _STORED[outcome]:
@@ -454,14 +459,14 @@ class Objects(PageStore):
             if codes[k] == OK and head.spilled:
                 with self._ours(head.name) as spill:
                     ctypes.memmove(spill.address, _bytes(names[k]), head.name)
-                    said = self._move_blocks(session, pieces, True, [
+                    said = self._move_blocks(session, pieces.store, [
                         _Block(_key(head.first - 1), spill, 0, head.name)])
                     codes[k] = OK if _STORED[said[0]] else _code(said[0])
         return codes
 
-    def _put_heads(self, session: _pages._Session, names: Sequence[str],
-                   made: dict[int, Head]) -> dict[int, int]:
-        """Stores heads, each where there is none, and says what became of them."""
+    def _put_heads(self, session: _pages._Session, names: Sequence[str], made: dict[int, Head],
+                   move: Callable[..., Op]) -> dict[int, int]:
+        """Stores heads, and says what became of them."""
         if not made:
             return {}
         with self._ours(len(made) * HEAD) as memory:
@@ -471,26 +476,35 @@ class Objects(PageStore):
                 form = _FORM.pack(_MAGIC, head.name, head.size, head.piece, _key(head.first))
                 ctypes.memmove(memory.address + n * HEAD, (form + raw).ljust(HEAD, b"\0"), HEAD)
                 blocks.append(_Block(key_of(raw), memory, n * HEAD, HEAD))
-            return dict(zip(made, self._move_blocks(session, self._spaces(session)[0], True,
-                                                    blocks)))
+            return dict(zip(made, self._move_blocks(session, move, blocks)))
 
     def get(self, names: Sequence[str],
             into: Callable[[int, int], Union[Value, int]]) -> list[int]:
         """Loads objects to where `into` says, which is asked with the index and the size of each
-        that is there, or answers with a code. It returns sizes, or codes.
+        that is there, or answers with a code. It is asked again for one that is replaced meanwhile.
+        It returns sizes, or codes; INVALID for the second of two at one address.
         """
         def act(session: _pages._Session) -> list[int]:
-            codes, values, found = [NOT_FOUND] * len(names), dict[int, Value](), dict[int, Head]()
-            for k, head in enumerate(self._look(session, names)):
-                if head is None:
-                    continue
-                to = into(k, head.size)
-                if isinstance(to, int):
-                    codes[k] = to
-                else:
-                    values[k], found[k] = to.cut(head.size), head
-            for k, code in self._copy(session, found, values, False).items():
-                codes[k] = found[k].size if code == OK else code
+            codes, before = [NOT_FOUND] * len(names), dict[int, Optional[Head]]()
+            left, taken = list(range(len(names))), dict[int, int]()
+            for _ in range(TRIES):
+                values, found = dict[int, Value](), dict[int, Head]()
+                for k, head in zip(left, self._look(session, [names[k] for k in left])):
+                    if head is None or head == before.get(k):
+                        continue
+                    to = into(k, head.size)
+                    if isinstance(to, int):
+                        codes[k] = to
+                    elif taken.setdefault(to.at[0], k) != k:
+                        codes[k] = INVALID
+                    else:
+                        values[k], found[k] = to.cut(head.size), head
+                    before[k] = head
+                for k, code in self._copy(session, found, values, False).items():
+                    codes[k] = found[k].size if code == OK else code
+                left = [k for k in found if codes[k] == NOT_FOUND]  # or its pieces are gone
+                if not left:
+                    break
             return codes
 
         return self._each(len(names), act)
@@ -553,7 +567,8 @@ class Objects(PageStore):
                store: bool) -> dict[int, int]:
         _, space = self._spaces(session)
         flat = [b for _, blocks in of for b in blocks]
-        said, at, codes = self._move_blocks(session, space, store, flat), 0, {}
+        move = space.store if store else space.load
+        said, at, codes = self._move_blocks(session, move, flat), 0, {}
         for k, blocks in of:
             here = said[at:at + len(blocks)]
             at += len(blocks)
