@@ -137,6 +137,7 @@ def test_chunks_that_a_cache_cannot_have(own: Caller) -> None:
     assert own.set(names(2), own.chunks([0, 2])) == (True, [True] * 2)
     before = own.bytes.copy()
     assert own.get(names(1), own.chunks([9], UNIT)) == (False, [False])  # it is longer
+    assert own.get(names(1), own.chunks([9], 3 * UNIT)) == (False, [False])  # and shorter
     assert own.set(names(1), own.chunks([9], UNIT)) == (False, [False])
     assert own.set(names(2, 5), [memoryview(b"x" * 64), *own.chunks([2])]) == (
         False, [False, True])

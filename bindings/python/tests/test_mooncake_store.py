@@ -395,11 +395,12 @@ def test_a_get_beside_an_upsert(store: Any, monkeypatch: pytest.MonkeyPatch) -> 
         assert store.upsert("a", b"new") == 0
         return read
 
-    for look in (lambda: store.get("a") == b"new", lambda: store.is_exist("a") == 1,
-                 lambda: store.get_size("a") == 3):
+    looks: list[tuple[Callable[[str], Any], Any]] = [
+        (store.get, b"new"), (store.is_exist, 1), (store.get_size, 3)]
+    for look, want in looks:
         assert store.upsert("a", b"old" * 9) == 0
         monkeypatch.setattr(over, "_heads", beside)
-        assert look()
+        assert look("a") == want
 
 
 def test_two_objects_to_one_address(store: Any) -> None:
