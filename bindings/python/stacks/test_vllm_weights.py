@@ -189,6 +189,46 @@ def test_a_rank_without_weights(ranks: Ranks) -> None:
         ranks.call("meet")
 
 
+def test_a_parameter_whose_storage_was_freed() -> None:
+    """As FSDP of torch.distributed.fsdp leaves it between steps."""
+    import torch
+    from sluice import ArgumentError
+    from sluice.integrations import vllm_weights
+
+    model = torch.nn.Linear(4, 4)
+    assert len(vllm_weights._boxes(list(vllm_weights.ShardSource(model).shards()))[1]) == 2
+    model.weight.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="weight has 64 bytes, .* gather it before"):
+        vllm_weights._boxes(list(vllm_weights.ShardSource(model).shards()))
+
+
+def test_a_loader_that_writes_twice() -> None:
+    """Of two writes of one place the later one is read; what overlaps in part is not in place."""
+    import torch
+    from sluice.integrations import vllm_weights
+
+    class Model(torch.nn.Module):
+        def __init__(self, *parts: slice) -> None:
+            super().__init__()
+            self.p = torch.nn.Parameter(torch.zeros(8))
+            self.parts = parts
+
+        def load_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+            for (_, w), part in zip(weights, self.parts):
+                self.p.data[part].copy_(w[part])
+
+    def recorded(*parts: slice) -> list[Any]:
+        told = [(name, "float32", [8]) for name in "abc"]
+        return [(s.name, s.starts, tuple(s.tensor.shape))
+                for s in vllm_weights._recorded(Model(*parts), told)]
+
+    low, high = slice(0, 4), slice(4, 8)
+    assert recorded(low, high) == [("a", (0,), (4,)), ("b", (4,), (4,))]
+    assert recorded(low, high, low) == [("b", (4,), (4,)), ("c", (0,), (4,))]
+    with pytest.raises(vllm_weights._NotInPlace, match="twice"):
+        recorded(low, slice(3, 8))
+
+
 @pytest.mark.soak
 def test_the_example() -> None:
     program = Path(__file__).parents[3] / "examples" / "vllm" / "weights.py"

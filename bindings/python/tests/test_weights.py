@@ -17,7 +17,16 @@ import sluice
 from conftest import LIMIT, stop, until
 from sluice.integrations import _weights
 from sluice.integrations._tensors import Storage
-from sluice.integrations._weights import Box, Offer, Reader, Serving, Source, box_of
+from sluice.integrations._weights import (
+    Box,
+    Offer,
+    Place,
+    Reader,
+    Serving,
+    Source,
+    box_of,
+    last_writes,
+)
 
 TCP = sluice.Backend("tcp", listen="127.0.0.1:0")
 SHAPES = {"a": (48, 40), "b": (1000,), "c": (6, 8, 10), "d": (1, 64), "e": (7, 1, 5)}
@@ -305,3 +314,41 @@ if __name__ == "__main__":  # a peer that has version 1
     peer.serving.words[:] = 1
     print(json.dumps(told), flush=True)
     sys.stdin.read()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_writes_of_one_place(seed: int) -> None:
+    """The last write of a place is kept, and writes that overlap in another way are refused."""
+    rng, whole = random.Random(seed), np.zeros((6, 8), np.int32)
+    places, views = list[Place](), list[Any]()
+    while len(places) < 4:
+        rows, columns = (sorted(rng.sample(range(n + 1), 2)) for n in whole.shape)
+        view = whole[slice(*rows), slice(*columns)]
+        offset = (view.ctypes.data - whole.ctypes.data) // 4
+        for _ in range(rng.choice([1, 1, 2])):
+            places.append(Place(rng.choice([1, 1, 2]), offset, view.shape,
+                                tuple(by // 4 if n > 1 else 0
+                                      for n, by in zip(view.shape, view.strides))))
+            views.append(view)
+    overlap = False
+    for k, place in enumerate(places):
+        whole[:] = 0
+        for other, view in zip(places[:k], views):
+            if other.storage == place.storage and other != place:
+                view[:] = 1
+        overlap = overlap or bool(views[k].any())
+    if overlap:
+        with pytest.raises(ValueError, match="overlap"):
+            last_writes(places)
+        return
+    assert last_writes(places) == [k for k, p in enumerate(places) if p not in places[k + 1:]]
+
+
+def test_a_storage_that_was_freed() -> None:
+    Box("w", (0,), (0, 4), 4, 0, 0, (16, 4)).check(0)
+    box = Box("w", (0, 0), (2, 4), 4, 0, 16, (32, 4))
+    box.check(box.end())
+    assert box.end() == 16 + 32 + 16
+    for length in (0, box.end() - 1):
+        with pytest.raises(sluice.ArgumentError, match="gather it before"):
+            box.check(length)

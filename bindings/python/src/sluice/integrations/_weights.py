@@ -58,6 +58,59 @@ class Box(NamedTuple):
     def length(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
 
+    def end(self) -> int:
+        """Behind its last byte in the region."""
+        return self.offset + span(self.shape, self.strides) + self.itemsize
+
+    def check(self, length: int) -> None:
+        """ArgumentError where a storage of so many bytes does not have all of it."""
+        if self.length() and self.end() > length:
+            raise errors.ArgumentError(
+                f"{self.name} has {self.length()} bytes, and its storage {length}: who has freed "
+                f"it (FSDP of torch.distributed.fsdp does between steps) must gather it before, as "
+                f"by summon_full_params, or hand over a source with the shards that it has")
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in the memory of a storage, in elements."""
+
+    storage: int
+    offset: int
+    shape: Numbers
+    strides: Numbers
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How far the last element lies behind the first one."""
+    return sum((n - 1) * by for n, by in zip(shape, strides))
+
+
+def last_writes(places: Sequence[Place]) -> list[int]:
+    """Which of several writes, in their order, are not written over: by a later one of the same
+    place. ValueError: two overlap in another way.
+    """
+    last = {place: k for k, place in enumerate(places)}
+    open_now: list[Place] = []
+    for place in sorted(last):
+        open_now = [p for p in open_now if p.storage == place.storage
+                    and p.offset + span(p.shape, p.strides) >= place.offset]
+        if any(not _side_by_side(p, place) for p in open_now):
+            raise ValueError("two writes overlap")
+        open_now.append(place)
+    return sorted(last.values())
+
+
+def _side_by_side(a: Place, b: Place) -> bool:
+    """Whether two places are different columns of rows of one length."""
+    row = max([by for p in (a, b) for n, by in zip(p.shape, p.strides) if n > 1], default=1)
+    columns = []
+    for place in (a, b):
+        first = place.offset % row
+        columns.append((first, first + 1 + sum(
+            (n - 1) * by for n, by in zip(place.shape, place.strides) if by != row)))
+    (first, end), (other, other_end) = columns
+    return max(end, other_end) <= row and (end <= other or other_end <= first)
+
 
 class Offer(NamedTuple):
     """What a peer needs to read a table: the description, and the digest that it then has."""

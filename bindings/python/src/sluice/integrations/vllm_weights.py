@@ -62,7 +62,17 @@ from .._region import Region
 from ..engine import Engine
 from ..peer import Peer, is_lost
 from ._tensors import Storage
-from ._weights import Box, Offer, Reader, Serving, Source, box_of, open_engine
+from ._weights import (
+    Box,
+    Offer,
+    Place,
+    Reader,
+    Serving,
+    Source,
+    box_of,
+    last_writes,
+    open_engine,
+)
 from .vllm_plugin import register
 
 log = logging.getLogger("sluice.vllm_weights")
@@ -138,6 +148,7 @@ def _boxes(shards: list[Shard]) -> tuple[dict[Storage, Any], list[Box]]:
         size = t.element_size()
         boxes.append(Box(shard.name, tuple(shard.starts), tuple(t.shape), size, number, at,
                          tuple(n * size for n in t.stride())))
+        boxes[-1].check(storage.length)
     return storages, boxes
 
 
@@ -641,7 +652,12 @@ def _recorded(model: torch.nn.Module, tensors: list[Any]) -> list[Shard]:
             p.data = before[p]
     if moved:
         raise _NotInPlace("its loader gives parameters other memory")
-    return recorder.shards
+    try:
+        kept = last_writes([Place(t.untyped_storage()._cdata, t.storage_offset(), tuple(t.shape),
+                                  t.stride()) for t in (s.tensor for s in recorder.shards)])
+    except ValueError:
+        raise _NotInPlace("its loader writes some of a parameter twice") from None
+    return [recorder.shards[k] for k in kept]
 
 
 register()  # a trainer imports this module, and vLLM loads the plugin in its own processes alone
