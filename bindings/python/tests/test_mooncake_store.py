@@ -411,6 +411,14 @@ def test_two_objects_to_one_address(store: Any) -> None:
     assert memory.bytes[:2] == b"aa"
     assert store.unregister_buffer(memory.address) == 0
 
+    memory = Memory(8 * MIB)
+    at = memory.address  # the second piece of one is where the first of the other is
+    assert store.register_buffer(at, 8 * MIB) == 0
+    assert store.put_from("c", at, 3 * MIB) == store.put_from("d", at, MIB) == 0
+    assert store.batch_get_into(["c", "d"], [at, at + 2 * MIB], [3 * MIB, MIB]) == [INVALID] * 2
+    assert store.get_into("c", at, 3 * MIB) == 3 * MIB
+    assert store.unregister_buffer(at) == 0
+
 
 def test_short_extents_leave_no_piece(tmp_path: Path) -> None:
     """What was stored before an extent was found too short for the rest goes."""

@@ -507,7 +507,11 @@ class Objects(PageStore):
                     break
             return codes
 
-        return self._each(len(names), act)
+        try:
+            return self._each(len(names), act)
+        except errors.BoundsError as e:  # two of them overlap
+            _pages.log.error("objects are not loaded: %s", e)
+            return [INVALID] * len(names)
 
     def _copy(self, session: _pages._Session, heads: dict[int, Head],
               values: Union[Sequence[Value], dict[int, Value]], store: bool) -> dict[int, int]:
