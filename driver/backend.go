@@ -99,6 +99,14 @@ type Backend interface {
 	Close() error
 }
 
+// Reaper is a Backend whose own goroutines learn of completions and messages, and call the engine.
+// That saves the wake-up by FD of a goroutine that only hands on.
+type Reaper interface {
+	// Reap gives what polls and receives. The backend may call it in place of a wake-up by FD, from
+	// any goroutine that holds none of its locks; it does not block, but may call Submit.
+	Reap(by func())
+}
+
 // Memory is one registration.
 type Memory interface {
 	// Key names the memory in Desc.LocalKey. Keys are small numbers. A key may be reused for

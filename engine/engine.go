@@ -113,6 +113,9 @@ func Open(cfg Config) (*Engine, error) {
 	}
 	e.addStager()
 	for _, l := range e.lanes[:len(cfg.Backends)] {
+		if b, ok := l.b.(driver.Reaper); ok {
+			b.Reap(func() { l.poll(); l.receive() })
+		}
 		e.running.Go(l.serve)
 	}
 	if e.schedule != nil {

@@ -93,18 +93,26 @@ func newConn(b *Backend, s side, index int, tcp *net.TCPConn, secure net.Conn) (
 		return nil, fmt.Errorf("connection of tcp: %w", err)
 	}
 	c.in.read = c.readOnce
-	c.writeBlocking = func(fd uintptr) bool { return c.writeAll(int(fd)) != errBlocked }
+	c.writeBlocking = func(fd uintptr) bool { return c.writeAll(int(fd), false) != errBlocked }
 	c.writeNow = func(fd uintptr) bool {
-		if c.writeAll(int(fd)) == errBlocked {
+		if c.writeAll(int(fd), c.tls) == errBlocked {
 			c.wakeWriter()
 		}
 		return true
 	}
+	c.writeRequests.Store(1) // the handshake writes, until startReading
 	return c, nil
 }
 
-// startReading starts the reading goroutine, unless the backend closes, which closes c as well.
-func (c *conn) startReading() { c.b.tasks.Start(c.receive) }
+// startReading ends the handshake: it writes what waits, and starts the reading goroutine, unless
+// the backend closes, which closes c as well.
+func (c *conn) startReading() {
+	if c.tls {
+		c.tlsRecords.keep(c)
+	}
+	_ = c.raw.Write(c.writeNow) // fails only where it is closed, which the reading goroutine finds
+	c.b.tasks.Start(c.receive)
+}
 
 var errClosedByPeer = fmt.Errorf("the other side has closed the connection: %w", driver.ErrPeerLost)
 

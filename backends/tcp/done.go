@@ -28,6 +28,23 @@ func (b *Backend) wake() {
 	}
 }
 
+// Reap implements driver.Reaper.
+func (b *Backend) Reap(by func()) { b.reap.Store(&by) }
+
+// handOver has the program take what waits for it, in this goroutine where it can, which is that
+// which reads c: so what has come needs no wake-up of another. The caller holds no lock.
+func (b *Backend) handOver(c *conn) {
+	if b.done.Ready() == 0 && b.inbox.ready.Load() == 0 {
+		return
+	}
+	c.in.look.handed = true
+	if by := b.reap.Load(); by != nil {
+		(*by)()
+	} else {
+		b.wake()
+	}
+}
+
 // wakeForDone wakes the program if a completion waits for Poll.
 func (b *Backend) wakeForDone() {
 	if b.done.Ready() > 0 {
@@ -71,11 +88,15 @@ type message struct {
 // received the message, which makes room for another.
 type messageSource interface{ received() }
 
+func (x *inbox) add(l message) {
+	x.mu.Lock()
+	x.list = append(x.list, l)
+	x.ready.Add(1)
+	x.mu.Unlock()
+}
+
 func (b *Backend) deliver(l message) {
-	b.inbox.mu.Lock()
-	b.inbox.list = append(b.inbox.list, l)
-	b.inbox.ready.Add(1)
-	b.inbox.mu.Unlock()
+	b.inbox.add(l)
 	b.wake()
 }
 

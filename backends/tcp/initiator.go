@@ -300,7 +300,7 @@ func (p *peer) onAck(c *conn, h *header) bool {
 	p.endPart(c, q, h.id)
 	more := p.batchFor(c) != nil
 	p.mu.Unlock()
-	p.b.wakeForDone()
+	p.b.handOver(c)
 	if more { // Config.Flight may have room for it now
 		c.startWriting(c.index != express)
 	}

@@ -57,7 +57,7 @@ func (g *inbound) expects(number uint64) bool {
 
 // onPartLanded counts a part of a batch that a notification follows. It reports false if the part
 // must not be acknowledged, because the inbound has halted and delivers the notification no more.
-func (g *inbound) onPartLanded(number uint64, ok bool) bool {
+func (g *inbound) onPartLanded(c *conn, number uint64, ok bool) bool {
 	g.mu.Lock()
 	stopped := g.halted || g.ended
 	if a := g.arrival(number); a != nil {
@@ -66,6 +66,7 @@ func (g *inbound) onPartLanded(number uint64, ok bool) bool {
 	}
 	credit := g.deliverDue()
 	g.mu.Unlock()
+	g.b.handOver(c)
 	g.sendCredit(credit)
 	return !stopped
 }
@@ -102,6 +103,7 @@ func (g *inbound) onNotification(c *conn, h *header, msg []byte) error {
 	if !stopped { // else the owner does not deliver it, and must not acknowledge it
 		c.queueFrame(&header{kind: kindAck, id: h.id, stamp: g.b.clock.Now()}, nil)
 	}
+	g.b.handOver(c)
 	g.sendCredit(credit)
 	return nil
 }
@@ -120,13 +122,15 @@ func (g *inbound) onVoid(c *conn, h *header) error {
 	a.announced, a.parts, a.failed = true, h.count, true
 	credit := g.deliverDue()
 	g.mu.Unlock()
+	g.b.handOver(c)
 	g.sendCredit(credit)
 	return nil
 }
 
-// deliverDue delivers, in order, the notifications whose batches have landed. It returns the credit
-// that the caller must send to the peer. Once the inbound has halted it delivers none: reading
-// goroutines may still come here with frames of their chunks. Preconditions: mu is held.
+// deliverDue delivers, in order, the notifications whose batches have landed. The caller hands them
+// over, and sends the credit that it returns to the peer. Once the inbound has halted it delivers
+// none: reading goroutines may still come here with frames of their chunks.
+// Preconditions: mu is held.
 func (g *inbound) deliverDue() (credit int) {
 	n := &g.notifs
 	for n.ring != nil && !g.ended && !g.halted {
@@ -138,7 +142,7 @@ func (g *inbound) deliverDue() (credit int) {
 			credit += g.freePlace()
 		} else {
 			n.unreceived++
-			g.b.deliver(message{connID: g.connID, source: g, data: a.msg})
+			g.b.inbox.add(message{connID: g.connID, source: g, data: a.msg})
 		}
 		*a = arrival{}
 		n.next++

@@ -253,7 +253,7 @@ func (g *inbound) landWrite(c *conn, h *header, body []byte) error {
 		return err
 	}
 
-	if h.message == 0 || g.onPartLanded(h.message, l.status == session.StatusOK) {
+	if h.message == 0 || g.onPartLanded(c, h.message, l.status == session.StatusOK) {
 		c.queueFrame(&header{kind: kindAck, id: h.id, status: uint8(l.status),
 			stamp: g.b.clock.Now()}, nil)
 	}

@@ -27,6 +27,7 @@ type receiver struct {
 	h            header          // of the frame in hand
 	land         landing         // of the payload in hand
 	vector       vector
+	look         look
 	expectLarge  bool // the last payload was large: the next one probably is too
 	lastWasShort bool // the last read brought less than was asked, so the next one may wait
 
@@ -144,8 +145,8 @@ func (c *conn) readMore(l *landing, idle bool) (err error) {
 	if in.lastWasShort || c.tls && l == nil {
 		c.writeQueued() // before this goroutine waits
 	}
+	in.readInto, in.readIdle = l, idle
 	if !c.tls {
-		in.readInto, in.readIdle = l, idle
 		if err := c.raw.Read(in.read); err != nil {
 			return err
 		}
@@ -203,11 +204,14 @@ func (c *conn) readOnce(fd uintptr) bool {
 		in.readInto.mem, in.readInto.status = nil, session.StatusFault
 		return c.readOnce(fd)
 	case err == unix.EAGAIN:
+		c.writeQueued()
+		if c.look(int(fd)) {
+			return c.readOnce(fd)
+		}
 		if in.readIdle {
 			c.b.chunks.put(in.chunk)
 			in.chunk = nil
 		}
-		c.writeQueued()
 		return false
 	case err == nil && n == 0:
 		err = errClosedByPeer

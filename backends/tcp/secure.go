@@ -12,10 +12,13 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -149,67 +152,114 @@ func shake(ctx context.Context, c *tls.Conn) (net.Conn, error) {
 	return c, nil
 }
 
-// records is the socket to which crypto/tls writes one record of 16 KiB after the other. Between
-// hold and flush it keeps them in a chunk, so that the kernel is called once for several.
+// records is the socket to which crypto/tls writes one record of 16 KiB after the other. Once the
+// connection reads and writes frames, records are kept in a chunk, and flush writes what the socket
+// takes: crypto/tls never waits for the socket, and the kernel is called once for several records.
 type records struct {
 	*net.TCPConn
 	b *Backend
 
 	mu      sync.Mutex // crypto/tls may write on its own while it reads
+	c       *conn      // of which records are kept; nil: its handshake
 	chunk   *chunk     // records that are kept; nil: none
-	holding bool
-	err     error // of the first write that failed
+	written int        // bytes of them that are written
+
+	// read is readOnce as a closure, which is allocated once. Read passes it into, and readOnce
+	// leaves the others.
+	read    func(fd uintptr) bool
+	into    []byte
+	readN   int
+	readErr error
 }
 
-// recordsSlack is the number of bytes by which TLS records may exceed the chunk that they encrypt.
+// recordsSlack is the number of bytes by which TLS records may exceed the chunk that they encrypt,
+// with a few that crypto/tls writes on its own.
 const recordsSlack = 256
 
-// hold keeps records until flush.
-func (r *records) hold() {
+// errRecords: the peer had crypto/tls answer too often, and reads none of the answers.
+var errRecords = fmt.Errorf("more records of TLS than were asked for: %w", driver.ErrCorrupt)
+
+// keep begins to keep records until flush. The reading goroutine of c starts later.
+func (r *records) keep(c *conn) {
 	r.mu.Lock()
-	r.holding = true
+	r.c, r.read = c, r.readOnce
 	r.mu.Unlock()
 }
 
-// flush writes what was kept. After an error all later writes fail, as crypto/tls expects.
-func (r *records) flush() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.holding = false
-	r.writeHeld()
-	return r.err
+// Read implements net.Conn.
+func (r *records) Read(p []byte) (int, error) {
+	if r.c == nil {
+		return r.TCPConn.Read(p)
+	}
+	r.into = p
+	if err := r.c.raw.Read(r.read); err != nil {
+		return 0, err
+	}
+	return r.readN, r.readErr
+}
+
+// readOnce does the work of Read. The runtime's poller calls it until it returns true.
+func (r *records) readOnce(fd uintptr) bool {
+	for {
+		n, err := unix.Read(int(fd), r.into)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			if r.c.look(int(fd)) {
+				continue
+			}
+			return false
+		case n == 0:
+			err = io.EOF
+		}
+		r.readN, r.readErr = max(n, 0), err
+		return true
+	}
 }
 
 // Write implements net.Conn.
 func (r *records) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.chunk != nil && len(p) > len(r.chunk.mem)-r.chunk.n {
-		r.writeHeld()
-	}
-	if r.err != nil {
-		return 0, r.err
-	}
-	if !r.holding {
+	if r.c == nil {
 		return r.TCPConn.Write(p)
 	}
 	if r.chunk == nil {
 		r.chunk = r.b.chunks.get()
-		r.chunk.n = 0
+		r.chunk.n, r.written = 0, 0
 	}
-	r.chunk.n += copy(r.chunk.mem[r.chunk.n:], p) // a record is smaller than a chunk
+	if len(p) > len(r.chunk.mem)-r.chunk.n {
+		_ = r.TCPConn.CloseRead() // which the reading goroutine finds
+		return 0, errRecords
+	}
+	r.chunk.n += copy(r.chunk.mem[r.chunk.n:], p)
 	return len(p), nil
 }
 
-// writeHeld writes what is kept.
-// Preconditions: mu is held.
-func (r *records) writeHeld() {
-	if r.chunk == nil {
-		return
+// wait reports whether records wait for flush.
+func (r *records) wait() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.chunk != nil
+}
+
+// flush writes what is kept, as far as the socket takes it: EAGAIN if that is not all.
+func (r *records) flush(fd int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.chunk != nil {
+		n, err := unix.Write(fd, r.chunk.mem[r.written:r.chunk.n])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if r.written += n; r.written == r.chunk.n {
+			r.b.chunks.put(r.chunk)
+			r.chunk = nil
+		}
 	}
-	if _, err := r.TCPConn.Write(r.chunk.mem[:r.chunk.n]); r.err == nil {
-		r.err = err
-	}
-	r.b.chunks.put(r.chunk)
-	r.chunk = nil
+	return nil
 }

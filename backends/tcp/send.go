@@ -86,7 +86,7 @@ func (c *conn) sendFrame(h header) {
 
 // writeQueued starts to write if frames are queued, or Reads wait for their bytes.
 func (c *conn) writeQueued() {
-	if c.queuedBytes() > 0 || c.hasReads.Load() {
+	if c.queuedBytes() > 0 || c.hasReads.Load() || c.tlsRecords != nil && c.tlsRecords.wait() {
 		c.startWriting(false)
 	}
 }
@@ -98,7 +98,7 @@ func (c *conn) startWriting(large bool) {
 	if c.writeRequests.Add(1) > 1 {
 		return
 	}
-	if large || c.tls || c.raw.Write(c.writeNow) != nil {
+	if large || c.raw.Write(c.writeNow) != nil {
 		c.wakeWriter()
 	}
 }
@@ -118,9 +118,7 @@ func (c *conn) writeLoop() {
 		case <-c.closed:
 			return
 		}
-		if c.tls {
-			_ = c.writeAll(-1) // the reading goroutine finds the same error, and reports it
-		} else if c.raw.Write(c.writeBlocking) != nil {
+		if c.raw.Write(c.writeBlocking) != nil {
 			return // the connection is closed
 		}
 	}
@@ -130,19 +128,21 @@ func (c *conn) writeLoop() {
 var errBlocked = errors.New("the socket is full")
 
 // writeAll writes until nothing waits any more and no other goroutine has asked meanwhile. After
-// errBlocked the caller still is the goroutine that writes. Any other error is the end of the
-// connection, which the reading goroutine finds too, and reports.
-func (c *conn) writeAll(fd int) error {
+// errBlocked the caller still is the goroutine that writes: the socket is full, or a bounded call
+// has written its share. Any other error is the end of the connection, which the reading goroutine
+// finds too, and reports.
+func (c *conn) writeAll(fd int, bounded bool) error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	o := &c.out
+	o, share := &c.out, 2*inlineMax
 	for {
 		requests := c.writeRequests.Load()
 		for {
 			if c.stopped.Load() {
 				return errStopped
 			}
-			made := o.chunk != nil && o.chunkWritten < o.chunk.n || o.directFrom < o.directEnd
+			made := o.chunk != nil && o.chunkWritten < o.chunk.n || o.directFrom < o.directEnd ||
+				c.tlsRecords != nil && c.tlsRecords.wait()
 			if !made && !c.makeNext() {
 				break
 			}
@@ -153,14 +153,21 @@ func (c *conn) writeAll(fd int) error {
 			if err != nil {
 				return err
 			}
-			k := min(n, o.chunk.n-o.chunkWritten)
-			o.chunkWritten += k
+			share -= n
+			k := 0
+			if o.chunk != nil {
+				k = min(n, o.chunk.n-o.chunkWritten)
+				o.chunkWritten += k
+			}
 			for n -= k; n > 0; n -= k {
 				b := o.direct[o.directFrom]
 				k = min(n, len(b))
 				if o.direct[o.directFrom] = b[k:]; k == len(b) {
 					o.directFrom++
 				}
+			}
+			if bounded && share <= 0 {
+				return errBlocked
 			}
 		}
 		o.release(c.b)
@@ -287,18 +294,10 @@ func (o *sender) copyPieces(all bool) (err error) {
 // memory behind the gate of that memory.
 func (c *conn) writeOnce(fd int) (int, error) {
 	o := &c.out
-	head := o.chunk.mem[o.chunkWritten:o.chunk.n]
 	if c.tls {
-		if len(head) == 0 {
-			head = o.direct[o.directFrom]
-		}
-		c.tlsRecords.hold() // so that several records take one call of the kernel
-		n, err := c.net.Write(head)
-		if e := c.tlsRecords.flush(); err == nil {
-			err = e
-		}
-		return n, err
+		return c.writeRecords(fd)
 	}
+	head := o.chunk.mem[o.chunkWritten:o.chunk.n]
 	if m := o.payload.owned; m != nil && o.directFrom < o.directEnd {
 		if m.enterGate(o.payload.ticket) {
 			defer m.leaveGate()
@@ -318,6 +317,29 @@ func (c *conn) writeOnce(fd int) (int, error) {
 	if err == unix.EFAULT { // no byte was taken: the kernel counts those that it has read
 		o.zeroRest(session.StatusFault)
 		return 0, nil
+	}
+	return n, err
+}
+
+// writeRecords is writeOnce by TLS. It encrypts bytes once all earlier ones are written.
+func (c *conn) writeRecords(fd int) (n int, err error) {
+	o := &c.out
+	if err := c.tlsRecords.flush(fd); err != nil {
+		return 0, err
+	}
+	var b []byte
+	if o.chunk != nil {
+		b = o.chunk.mem[o.chunkWritten:o.chunk.n]
+	}
+	if len(b) == 0 && o.directFrom < o.directEnd {
+		b = o.direct[o.directFrom]
+		b = b[:min(len(b), chunkBytes)]
+	}
+	if n, err = c.net.Write(b); err == nil {
+		err = c.tlsRecords.flush(fd)
+	}
+	if err == unix.EAGAIN {
+		err = nil // the next call writes the rest
 	}
 	return n, err
 }

@@ -81,11 +81,13 @@ type Backend struct {
 	closed         atomic.Bool
 	armed          atomic.Bool // the program sleeps on event
 	roomNews       atomic.Bool // there is room again after ErrFull; Arm reports it once
+	reap           atomic.Pointer[func()]
 	queryOutbound  func(*conn) session.Outbound
 
 	memories   session.KeyTable[memory]
 	done       session.Completions
 	inbox      inbox
+	looks      looks
 	chunks     freeList[chunk]
 	batches    freeList[batch]
 	handshakes *session.Lobby
@@ -103,6 +105,7 @@ type Backend struct {
 
 var (
 	_ driver.Backend = (*Backend)(nil)
+	_ driver.Reaper  = (*Backend)(nil)
 	_ driver.Peer    = (*peer)(nil)
 )
 
