@@ -34,13 +34,13 @@
 // # Which goroutines run
 //
 // One for each backend (lane.serve): it polls for completions and messages, and sleeps on the
-// backend's descriptor. Goroutines that post, wait or call Next poll as well, so that a small
-// transfer needs no wake-up. One for each connection waits for its loss (conn.watch). Chains have
-// one for each peer that is reached by them, and two for each that reaches this engine so
-// (loop.run, stager.openWindow). With Config.Schedule one submits what waits for its turn, and ends
-// what has not begun by its deadline (scheduler.serve). Timers end transfers that are late
-// (sweeper) and leases whose time is over. Config.OnPeer, OnRefused and Transfer.OnDone say from
-// which goroutine they are called.
+// backend's descriptor. Goroutines that post, wait or call Next poll as well, and those of a
+// backend that is a driver.Reaper, so that a small transfer needs no wake-up. One for each
+// connection waits for its loss (conn.watch). Chains have one for each peer that is reached by
+// them, and two for each that reaches this engine so (loop.run, stager.openWindow). With
+// Config.Schedule one submits what waits for its turn, and ends what has not begun by its deadline
+// (scheduler.serve). Timers end transfers that are late (sweeper) and leases whose time is over.
+// Config.OnPeer, OnRefused and Transfer.OnDone say from which goroutine they are called.
 //
 // # Errors
 //

@@ -20,7 +20,9 @@
 //     landWrite checks its ticket and its bounds, has the bytes land piece by piece behind the gate
 //     of the memory (landing.go), and queues an acknowledgement. The owner's program takes no part.
 //   - The initiator's reading goroutine (peer.serve in peer.go) takes the acknowledgement: onAck.
-//     With the last part the batch is complete, and Poll returns its completion (done.go).
+//     With the last part the batch is complete, and Poll returns its completion (done.go). The
+//     reading goroutine itself has the engine poll (handOver), and looks for the next frame for a
+//     moment before it sleeps (look.go).
 //   - A notification is sent when the bytes of all parts are read. The owner delivers it when all
 //     parts have landed, over whichever connections they came (notify.go).
 //
