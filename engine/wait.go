@@ -24,6 +24,34 @@ func (t *Transfer) Done() bool {
 	return t.state().phase() == done
 }
 
+// Advance is Done for a goroutine that asks again and again: it lends the goroutine to the transfer
+// first, for one piece of a batch that no other goroutine copies, of 1 MiB over shm by default.
+func (t *Transfer) Advance() bool {
+	if t.state().phase() == posted {
+		t.helpOnce()
+	}
+	return t.Done()
+}
+
+// helpOnce copies one piece of the transfer.
+func (t *Transfer) helpOnce() {
+	for _, c := range t.via() {
+		generation := t.state().generation()
+		for left := t.outstanding.Load(); left != 0; left &= left - 1 {
+			if c.p.Help(tag(t.slot, generation, bits.TrailingZeros64(left)), atOnce) {
+				return // Done polls
+			}
+		}
+	}
+}
+
+// atOnce has Help stop after one piece.
+var atOnce = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
 // Err returns the outcome of a transfer that is done: nil, or why it failed.
 // While it is posted the answer is ErrBusy.
 func (t *Transfer) Err() error {

@@ -65,6 +65,29 @@ func TestWaitSpinsUnlessTheBackendAsks(t *testing.T) {
 	}
 }
 
+// TestAdvanceCopiesAPiece: each call has the backend copy for one batch, and Done for none.
+func TestAdvanceCopiesAPiece(t *testing.T) {
+	f, helps := &fake{manual: true}, 0
+	f.onHelp = func(tag uint64) bool {
+		helps++
+		f.drop(tag, nil)
+		return true
+	}
+	p, r, m := overFake(t, f, limit)
+	tr := transfer(t, p, Write)
+	scattered(t, tr, r, m, 3)
+	check(t, tr.Post())
+	require.False(t, tr.Done())
+	require.Zero(t, helps)
+	for i := 1; i <= 3; i++ {
+		require.Equal(t, i == 3, tr.Advance())
+		require.Equal(t, i, helps)
+	}
+	require.True(t, tr.Advance())
+	require.Equal(t, 3, helps)
+	check(t, tr.Err())
+}
+
 // parkedContext has the first goroutine that is about to sleep until it ends stand there: it has
 // looked at the state of the transfer already.
 type parkedContext struct {

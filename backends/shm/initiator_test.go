@@ -334,6 +334,22 @@ func TestHelpEndsABatch(t *testing.T) {
 	require.NoError(t, await(t, h.b, 1))
 }
 
+// TestHelpComesAgain: a goroutine that lends itself for a piece at a time copies all of a batch.
+func TestHelpComesAgain(t *testing.T) {
+	h := newHelped(t)
+	stop := make(chan struct{})
+	close(stop)
+	pieces := 0
+	for h.p.Help(2, stop) {
+		pieces++
+	}
+	require.Equal(t, helpedSize/helpedPiece, pieces)
+	require.NoError(t, await(t, h.b, 2))
+	require.EqualValues(t, 0x5A, h.dst[helpedSize-1])
+	h.worker.GoOn()
+	require.NoError(t, await(t, h.b, 1))
+}
+
 // TestTheLastPieceEndsABatch, also where whoever has copied it is to stop: the batch does not wait
 // for those that are before it in the queue then.
 func TestTheLastPieceEndsABatch(t *testing.T) {

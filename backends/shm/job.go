@@ -192,6 +192,9 @@ func (p *peer) Help(tag uint64, stop <-chan struct{}) bool {
 	for p.b.step(j, 0, &j.scratch, false) {
 		select {
 		case <-stop:
+			j.mu.Lock()
+			j.helped = false // the next goroutine may help
+			j.mu.Unlock()
 			p.b.queue.push(j)
 			return true
 		default:

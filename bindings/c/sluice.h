@@ -450,12 +450,15 @@ int sluice_transfer_watch(sluice_transfer transfer, uint64_t word);
  */
 int sluice_post(sluice_transfer transfer);
 
-/* SLUICE_PENDING, or the outcome. For a thread that spins. */
+/*
+ * SLUICE_PENDING, or the outcome. For a thread that spins: where bytes are left that no thread of
+ * the library copies, it copies some first, over shm up to piece_max.
+ */
 int sluice_test(sluice_transfer transfer);
 
 /*
  * Waits for the outcome, copying along where that helps. SLUICE_PENDING: the timeout ended the
- * wait, not the transfer.
+ * wait, not the transfer. With a timeout of 0 it is sluice_test.
  */
 int sluice_wait(sluice_transfer transfer, int64_t timeout_ns);
 

@@ -26,9 +26,10 @@ func slgoTest(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return t.test(f)
 }
 
-// test returns SLUICE_PENDING, the outcome of a transfer that has ended, or errNotPosted.
+// test returns SLUICE_PENDING, the outcome of a transfer that has ended, or errNotPosted. It copies
+// one piece along.
 func (t *transfer) test(f *C.struct_slgo_fault) C.int {
-	if t.t.Done() {
+	if t.t.Advance() {
 		return answer(f, t.t.Err())
 	}
 	if t.t.Err() == engine.ErrBusy {

@@ -161,24 +161,23 @@ class nixl_xfer_handle:
         with self._lock:
             self._gone = ""
             try:
-                self._start(self._usable() if self._message else self.transfer)
                 try:
-                    return self._state()
+                    return self._start(self._usable() if self._message else self.transfer)
                 except b.nixlRemoteDisconnectError:
                     if self._message:
                         raise
-                self._start(self._usable())
+                return self._start(self._usable())
             except b.nixlRemoteDisconnectError as e:
                 self._gone = str(e)
                 raise
-            return self._state()
 
-    def _start(self, t: Transfer) -> None:
+    def _start(self, t: Transfer) -> str:
+        """Posts it, and copies a first piece of what is not done at once."""
         self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
         self._slow = False
         while True:
             try:
-                t.post()
+                done = t.post_and_test()
                 break
             except errors.BusyError as e:
                 raise b.nixlRepostActiveError(str(e)) from e
@@ -187,6 +186,10 @@ class nixl_xfer_handle:
             except errors.Error as e:
                 raise as_nixl(e) from e
         self._took = time.perf_counter() - self._began
+        if not done:
+            return "PROC"
+        self._lasted = self._took
+        return "DONE"
 
     def _elsewhere(self, why: errors.RevokedError) -> Transfer:
         """The same by another range of the peer's that holds the bytes."""
@@ -215,9 +218,9 @@ class nixl_xfer_handle:
                 return "PROC"
         except errors.RevokedError as e:
             began = self._posted, self._began
-            self._start(self._elsewhere(e))
+            state = self._start(self._elsewhere(e))
             self._posted, self._began = began
-            return self._state()
+            return state
         except errors.Error as e:
             raise as_nixl(e) from e
         self._lasted = time.perf_counter() - self._began
