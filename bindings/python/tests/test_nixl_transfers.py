@@ -16,6 +16,7 @@ from nixl_agents import N, Two, ask, begin, finish
 from sluice import nixl
 from sluice.nixl import bindings as b
 from sluice.nixl import places
+from sluice.transfer import Transfer
 
 
 def test_lists_of_every_shape(two: Two) -> None:
@@ -53,6 +54,45 @@ def test_blocks_become_one_pattern(two: Two) -> None:
     rows[5, 1] = 655
     side = two.a.prep_xfer_dlist("", rows, "DRAM")
     assert isinstance(side.at, places.Located) and side.at.pattern is None
+
+
+def test_neighbours_are_listed_as_runs(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[int] = []  # how many copies, of each transfer that has no pattern
+    add = Transfer._add_copies
+
+    def count(t: Transfer, regions: Any, remotes: Any, copies: Any) -> None:
+        listed.append(len(copies))
+        add(t, regions, remotes, copies)
+
+    monkeypatch.setattr(Transfer, "_add_copies", count)
+    n = 1000
+    two.x[:] = np.random.default_rng(5).integers(0, 256, N, np.uint8)
+    table = [[two.x.ctypes.data, n, 0, n, N // n]]
+    rows = [(two.x.ctypes.data + n * i, n, 0) for i in range(N // n)]
+    for strided in (True, False):
+        sides = []
+        for name, of in (("", two.x), ("beta", two.y)):
+            at = np.array(table if strided else rows, np.uint64)
+            at[:, 0] += np.uint64(of.ctypes.data - two.x.ctypes.data)
+            sides.append(two.a.prep_xfer_dlist(name, at, "DRAM"))
+        up = np.arange(300)
+        for here, there, want in (
+            (up, up + 7, [1]),
+            (np.r_[up, 900:1000, 17:317], np.r_[up, 300:400, 500:800], [3]),
+            (np.r_[100:108, 90], np.r_[200:208, 190], [2]),
+            (up[::-1], up[::-1], []),  # each before its neighbour
+            (up, up * 2, []),
+        ):
+            listed.clear()
+            two.y[:] = 0
+            expect = two.y.copy()
+            for i, j in zip(here.tolist(), there.tolist()):
+                expect[n * j : n * (j + 1)] = two.x[n * i : n * (i + 1)]
+            h = two.a.make_prepped_xfer("WRITE", sides[0], here, sides[1], there)
+            finish(two.a, h)
+            assert listed == want
+            assert (two.y == expect).all()
+            h.release()
 
 
 def test_blocks_at_odd_places(two: Two) -> None:

@@ -121,6 +121,12 @@ class Runs(Generic[T]):
         return int(self.ends[-1])
 
     def pick(self, indices: Any) -> Located[T]:
+        if len(self.ends) == 1:  # a table of blocks
+            base, stride, length = (int(a[0]) for a in (self.first.offsets, self.strides,
+                                                        self.first.lengths))
+            if stride >= length and len(indices) >= PATTERN_LEAST and self.count < _INDICES:
+                return Located(self.first.ranges, None, None, None,
+                               Pattern(base, stride, length, indices.astype(np.uint32)))
         run = np.searchsorted(self.ends, indices, "right")
         begins = np.where(run > 0, self.ends[run - 1], 0)
         which = None if self.first.which is None else self.first.which[run]
@@ -146,6 +152,7 @@ class Pattern:
 
 
 PATTERN_LEAST = 8  # below it a pattern saves nothing
+_INDICES = (1 << 32) - 1  # of a pattern: the next one is such a number, too
 
 
 def find_pattern(at: Located[Any]) -> Optional[Pattern]:
@@ -156,7 +163,7 @@ def find_pattern(at: Located[Any]) -> Optional[Pattern]:
     base = int(at.offsets.min())
     away = at.offsets - np.uint64(base)
     stride = int(np.gcd.reduce(away))
-    if stride < int(at.lengths[0]) or int(away.max()) // stride >= 1 << 32:
+    if stride < int(at.lengths[0]) or int(away.max()) // stride >= _INDICES:
         return None  # not blocks that lie beside each other
     return Pattern(base, stride, int(at.lengths[0]), (away // np.uint64(stride)).astype(np.uint32))
 
@@ -343,11 +350,19 @@ def by_value(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
 
 
 def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
-    """Lists pairs of descriptors, as a pattern where they are one."""
+    """Lists pairs of descriptors, as a pattern where they are one, and as the runs that they make
+    where most continue the one before at both sides.
+    """
     n = local.count
     here = local.pattern or find_pattern(local)
     there = remote.pattern or find_pattern(remote)
     if here is not None and there is not None and n >= PATTERN_LEAST:
+        runs = _find_runs(here, there)
+        if runs is not None:
+            begins, lengths = runs
+            _list(t, *(Located(side.ranges, None, p.pick(begins).offsets(), lengths)
+                       for side, p in ((local, here), (remote, there))))
+            return
         t.add_pages(
             local.ranges[0].what,
             remote.ranges[0].what,
@@ -360,7 +375,25 @@ def fill(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
             remote_stride=there.stride,
         )
         return
-    copies = np.empty((n, 5), np.uint64)  # of sluice_copy
+    _list(t, local, remote)
+
+
+def _find_runs(here: Pattern, there: Pattern) -> Optional[tuple[npt.NDArray[np.int64], Rows]]:
+    """Which pairs begin a run, and how many bytes each run has. None where most runs are one pair.
+    """
+    if here.stride != here.length or there.stride != there.length:
+        return None
+    a, b = here.index, there.index
+    breaks = np.flatnonzero((a[1:] != a[:-1] + 1) | (b[1:] != b[:-1] + 1))
+    if 2 * (len(breaks) + 1) > len(a):
+        return None
+    begins = np.concatenate(([0], breaks + 1))
+    return begins, np.diff(begins, append=len(a)).astype(np.uint64) * np.uint64(here.length)
+
+
+def _list(t: Transfer, local: Located[Any], remote: Located[Any]) -> None:
+    """Lists pairs of descriptors one by one."""
+    copies = np.empty((local.count, 5), np.uint64)  # of sluice_copy
     for column, side in enumerate((local, remote)):
         handles = np.array([r.what._handle for r in side.ranges], np.uint64)
         copies[:, column] = handles if side.which is None else handles[side.which]
