@@ -347,7 +347,12 @@ class Engine(Closing):
             room = _Room()
         room.note.status = _NOTHING
         try:
-            found = self._found(room, timeout)
+            if timeout == 0 and not self._kept:  # in line: this is what loops that poll do
+                code = lib.receive(self._handle, room.at, room.buffer, room.size, 0)
+            else:
+                code = self._await(room, timeout)
+            if code != PENDING:
+                found = self._found(room, timeout, code)
             spare, room = room, None
             self._rooms.append(spare)
             return found
@@ -358,26 +363,27 @@ class Engine(Closing):
                 self._kept.append(found[0])
             raise
 
-    def _found(self, room: _Room, timeout: Optional[float]) -> _Found:
+    def _await(self, room: _Room, timeout: Optional[float]) -> int:
         def wait(ns: int) -> int:
             return 0 if self._kept else lib.receive(self._handle, room.at, room.buffer, room.size,
                                                     ns)
 
-        while True:
-            if timeout == 0 and not self._kept:  # in line: this is what loops that poll do
-                code = lib.receive(self._handle, room.at, room.buffer, room.size, 0)
-            else:
-                code = in_slices(wait, timeout)
-            if code == PENDING:
-                return None, False
+        return in_slices(wait, timeout)
+
+    def _found(self, room: _Room, timeout: Optional[float], code: int) -> _Found:
+        """What a call that gave this code has found."""
+        while code != PENDING:
             if code == SPACE:
                 room.resize(room.note.length)
-                continue
-            check(code)
-            if room.note.status != _NOTHING:
+            elif code:
+                raise failure(code)
+            elif room.note.status != _NOTHING:
                 return self._taken(room)
-            with contextlib.suppress(IndexError):  # else another thread has taken it
-                return self._kept.popleft(), True
+            else:
+                with contextlib.suppress(IndexError):  # else another thread has taken it
+                    return self._kept.popleft(), True
+            code = self._await(room, timeout)
+        return None, False
 
     def _taken(self, room: _Room) -> _Found:
         note = room.note

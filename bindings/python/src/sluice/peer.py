@@ -13,7 +13,7 @@ from ._library import lib
 from ._region import Closing, Region, grow
 from ._typed import PeerInfo
 from ._words import octets, text
-from .errors import ArgumentError, Error, check
+from .errors import ArgumentError, Error, check, failure
 from .transfer import Op, Transfer
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class Peer(Closing):
     @property
     def lost(self) -> bool:
         """Whether no connection to it is alive any more: connect anew for another peer."""
-        check(lib.peer_lost(self._handle, self._lost_at))
+        code = lib.peer_lost(self._handle, self._lost_at)
+        if code:
+            raise failure(code)
         return bool(self._lost.value)
 
     @property

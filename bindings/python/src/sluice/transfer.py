@@ -183,15 +183,6 @@ class Transfer(Closing):
         if code:
             raise failure(code)
 
-    def post_and_test(self) -> bool:
-        """`post` and `test` in one call, whose error may be that of either. It copies a first piece
-        before other threads wake.
-        """
-        code = lib.post_and_wait(self._handle, 0)
-        if code < 0:
-            raise failure(code)
-        return code != _PENDING
-
     def run(self, timeout: Optional[float] = None) -> None:
         """Posts and waits, quicker than in two calls for a thread that has nothing else to do."""
         long = timeout is None or timeout > SLICE

@@ -327,6 +327,8 @@ def as_bytes(text: Union[str, bytes]) -> bytes:
 
 def as_text(name: Union[str, bytes]) -> str:
     """The same of a name."""
+    if type(name) is str and name.isascii():
+        return name
     return as_bytes(name).decode("utf-8", "replace")
 
 

@@ -7,9 +7,11 @@ import logging
 import threading
 import time
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Container, Iterator, Optional, Protocol, Union
 
 from .. import errors
+from .._library import PENDING, lib
 from .._patience import SLOW
 from ..peer import is_lost
 from ..transfer import Transfer
@@ -92,7 +94,7 @@ class nixl_xfer_handle:
         self._transfer, self._lists = make()
         self._message = b""
         self._gone = ""  # why the last post could not begin: its peer is gone
-        self._posted = 0.0  # when, as time.time
+        self._posted = False
         # by the clock that never goes back; _lasted is 0 until it is seen done
         self._began = self._took = self._lasted = 0.0
         self._slow = False  # the log has said so of this post
@@ -127,7 +129,7 @@ class nixl_xfer_handle:
 
     def _is_under_way(self) -> bool:
         try:
-            return self._posted > 0 and not self._lasted and not self.transfer.test()
+            return self._posted and not self._lasted and not self.transfer.test()
         except errors.Error:
             return False
 
@@ -162,7 +164,8 @@ class nixl_xfer_handle:
             self._gone = ""
             try:
                 try:
-                    return self._start(self._usable() if self._message else self.transfer)
+                    t = self._transfer
+                    return self._start(self._usable() if self._message or t is None else t)
                 except b.nixlRemoteDisconnectError:
                     if self._message:
                         raise
@@ -172,23 +175,26 @@ class nixl_xfer_handle:
                 raise
 
     def _start(self, t: Transfer) -> str:
-        """Posts it, and copies a first piece of what is not done at once."""
-        self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
-        self._slow = False
+        """Posts it, and copies a first piece of what is not done at once. In one call, whose error
+        may be that of the post or of its outcome: this is what programs do most.
+        """
+        self._posted, self._slow, self._lasted = True, False, 0.0
+        self._began = began = perf_counter()
         while True:
-            try:
-                done = t.post_and_test()
+            code = lib.post_and_wait(t._handle, 0)
+            if code >= 0:
                 break
-            except errors.BusyError as e:
-                raise b.nixlRepostActiveError(str(e)) from e
-            except errors.RevokedError as e:
+            e = errors.failure(code)
+            if isinstance(e, errors.RevokedError):
                 t = self._elsewhere(e)
-            except errors.Error as e:
-                raise as_nixl(e) from e
-        self._took = time.perf_counter() - self._began
-        if not done:
+                continue
+            if isinstance(e, errors.BusyError):
+                raise b.nixlRepostActiveError(str(e)) from e
+            raise as_nixl(e) from e
+        self._took = took = perf_counter() - began
+        if code == PENDING:
             return "PROC"
-        self._lasted = self._took
+        self._lasted = took
         return "DONE"
 
     def _elsewhere(self, why: errors.RevokedError) -> Transfer:
@@ -217,18 +223,18 @@ class nixl_xfer_handle:
                 self._tell()
                 return "PROC"
         except errors.RevokedError as e:
-            began = self._posted, self._began
+            began = self._began
             state = self._start(self._elsewhere(e))
-            self._posted, self._began = began
+            self._began = began
             return state
         except errors.Error as e:
             raise as_nixl(e) from e
-        self._lasted = time.perf_counter() - self._began
+        self._lasted = perf_counter() - self._began
         return "DONE"
 
     def _tell(self) -> None:
         """Says once that a transfer takes long: nothing has failed."""
-        if not self._slow and time.perf_counter() - self._began > SLOW:
+        if not self._slow and perf_counter() - self._began > SLOW:
             self._slow = True
             logger.warning("a transfer of %d bytes by %s is under way for %.0f s: its peer answers "
                            "late, as a process does that is kept off its processors", self.total,
@@ -237,7 +243,8 @@ class nixl_xfer_handle:
     def telemetry(self) -> b.nixlXferTelemetry:
         if not self._lasted:
             raise b.nixlNotPostedError("the transfer is not done, or was not seen done")
-        return b.nixlXferTelemetry(self._posted * 1e6, self._took * 1e6, self._lasted * 1e6,
+        began = time.time() - (perf_counter() - self._began)
+        return b.nixlXferTelemetry(began * 1e6, self._took * 1e6, self._lasted * 1e6,
                                    self.total, self.count)
 
     def release(self) -> None:

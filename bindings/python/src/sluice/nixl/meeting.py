@@ -143,9 +143,10 @@ class Meeting(Memory):
         loss, and not where the last try failed: that is nixlRemoteDisconnectError, while one more
         is made. Preconditions: the caller does not hold the lock.
         """
-        met, name = self._known(agent), as_text(agent)
+        met = self._known(agent)
         if not is_lost(met.peer):
             return met
+        name = as_text(agent)
         with self._lock:
             renewal = met.renewal
             if renewal is None:
@@ -230,7 +231,8 @@ class Meeting(Memory):
         self._caller.call(ip, port, exchange)
 
     def _known(self, agent: Name) -> Met:
-        remote = self._remotes.get(as_text(agent))
+        remote = self._remotes.get(agent) if isinstance(agent, str) else None
+        remote = remote or self._remotes.get(as_text(agent))
         if remote is None:
             raise b.nixlNotFoundError(f"the metadata of {as_text(agent)!r} is not loaded")
         return remote
