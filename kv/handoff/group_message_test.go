@@ -116,12 +116,22 @@ func TestGroupBrokenProtocol(t *testing.T) {
 			return appendDigest(appendSum(nil, s, 0), someDigest)
 		},
 		"a begin once more": fragment(toReceiver, kindBegin),
+		"done with a reason": func(s uint64) []byte {
+			return appendHeader(nil, toReceiver, kindDone, Aborted, s)
+		},
+		"a layer cut short": func(s uint64) []byte { return appendLayer(nil, s, 1)[:headerLen+3] },
 	}
 	toSenders := map[string]func(session uint64) []byte{
 		"taken too early": func(s uint64) []byte {
 			return appendHeader(nil, toSender, kindTaken, 0, s)
 		},
 		"a grant once more": fragment(toSender, kindGrant),
+		"a grant of 0 bytes": func(s uint64) []byte {
+			return append(appendHeader(nil, toSender, kindGrant, 0, s), make([]byte, 8)...)
+		},
+		"a byte of a grant of 0": func(s uint64) []byte {
+			return append(appendHeader(nil, toSender, kindGrant, 0, s), make([]byte, 9)...)
+		},
 		"a question without digests": func(s uint64) []byte {
 			return (&question{}).append(appendHeader(nil, toSender, kindAsk, 0, s))
 		},

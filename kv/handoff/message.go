@@ -49,7 +49,7 @@ type message struct {
 	reason  Reason // of kindAbort and kindEnd
 	session uint64
 	layer   uint32 // of kindLayer
-	total   uint32 // of kindBegin and kindGrant: length of the whole
+	total   uint32 // of kindBegin and kindGrant: length of the whole, at least 1
 	offset  uint32 // where bytes belong in it
 	bytes   []byte // part of what was decoded; of a layer of a group, its digest
 }
@@ -58,7 +58,8 @@ func garbled(format string, args ...any) error {
 	return fmt.Errorf("message: "+format+": %w", append(args, engine.ErrCorrupt)...)
 }
 
-// decode reads one message. What it returns refers to b.
+// decode reads one message. What it returns refers to b. Of a broken body it returns the session
+// and no kind, with which that session ends its request.
 func decode(b []byte) (m message, err error) {
 	if len(b) < headerLen {
 		return m, garbled("%d bytes, cut short", len(b))
@@ -70,9 +71,14 @@ func decode(b []byte) (m message, err error) {
 	m = message{kind: kind(b[2]), reason: Reason(b[3]), session: binary.LittleEndian.Uint64(b[4:])}
 	ends := m.kind == kindAbort || m.kind == kindEnd
 	if ends != m.reason.valid() || !ends && m.reason != 0 {
-		return m, garbled("kind %d with reason %d", m.kind, m.reason)
+		err = garbled("kind %d with reason %d", m.kind, m.reason)
+	} else {
+		err = m.decodeBody(b[0], b[headerLen:])
 	}
-	return m, m.decodeBody(b[0], b[headerLen:])
+	if err != nil {
+		return message{session: m.session}, err
+	}
+	return m, nil
 }
 
 func (m *message) decodeBody(to byte, body []byte) error {

@@ -18,8 +18,9 @@ func TestRefusesBrokenMessages(t *testing.T) {
 	for name, b := range groupMessages() {
 		refuses := func(what string, b []byte, want error) {
 			t.Helper()
-			_, err := decode(b)
+			m, err := decode(b)
 			require.ErrorIs(t, err, want, "%s: %s", name, what)
+			require.Zero(t, m.kind, "%s: %s", name, what)
 		}
 		shortest := headerLen
 		if name == "begin" || name == "grant" {
