@@ -105,7 +105,8 @@ func newCrowd(t testing.TB, s crowdSetup) *crowd {
 
 func (c *crowd) config(m *member, index int, sends bool, s crowdSetup) GroupConfig {
 	cfg := GroupConfig{Plan: c.plan, Index: index, Regions: m.regions, Peers: m.peers,
-		Limits: Limits{MeetTimeout: limit, LayerTimeout: limit, IdleTimeout: limit}}
+		Limits: Limits{MeetTimeout: limit, LayerTimeout: limit, IdleTimeout: limit,
+			NotifyTimeout: limit, RevokeTimeout: limit}}
 	cfg.Summer, _ = m.backend.(layout.Summer)
 	if s.config != nil {
 		s.config(sends, &cfg)

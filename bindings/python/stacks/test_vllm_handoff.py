@@ -70,6 +70,17 @@ def whole(tokens: int) -> int:
     return -(-tokens // TOKENS) * TOKENS
 
 
+def soon() -> float:
+    return time.monotonic() + LIMIT
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = soon()
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def hand_over(prefill: Handed, decode: Handed, name: str, text: list[int]) -> None:
     """The decode is asked once the prefill has answered."""
     first = prefill.ask_only(name, text)
@@ -97,7 +108,7 @@ def test_every_token_is_handed_over(server: Any, shape: Any) -> None:
         assert decode.hits == whole(length) * len(decode.workers)
     for one in prefill, decode:
         assert one.scheduler.kv_cache_manager.usage == 0
-    sent = [m.sender.stats() for w in prefill.workers for m in w._prefill._met.values()]
+    sent = [m.rank.stats() for w in prefill.workers for m in w._prefill._met.values()]
     assert [(s["finished"], s["ended"]) for s in sent] == [(3, {})] * len(prefill.workers)
 
 
@@ -174,7 +185,7 @@ def test_a_prefill_that_is_killed(server: Any, folder: Path) -> None:
     second = Handed(folder, "kv_producer", port, ranks=2)
     try:
         hand_over(second, decode, "c", text)
-        assert next(iter(second.workers[0]._prefill._met.values())).sender.stats()["finished"] == 1
+        assert next(iter(second.workers[0]._prefill._met.values())).rank.stats()["finished"] == 1
     finally:
         second.close()
 
@@ -237,6 +248,188 @@ def test_a_prefill_that_is_preempted(server: Any) -> None:
     assert prefill.scheduler.kv_cache_manager.usage == 0
 
 
+def test_a_reset_beside_an_abort(server: Any) -> None:
+    """vLLM takes the blocks of a request that a decode is about to read, and forgets the request
+    before the next step, in which another one computes into them.
+    """
+    prefill, decode = server("kv_producer", blocks=33), server("kv_consumer")
+    text, other = prompt(12, 20 * TOKENS), prompt(13, 20 * TOKENS)
+    decode.add("a", text, 2, kv=prefill.number(1))
+    decode.step()
+    handed.until_wanted(prefill, 1)
+    side, computes = prefill.workers[0]._prefill, prefill._run
+    side.layer = lambda layer: None  # so the hand-over does not end
+    prefill.add("a", text, 4, kv={"do_remote_decode": True, "sluice_number": 1})
+    prefill.step()
+    del side.layer
+    push = side._offers["a"].push
+    assert not push.done
+    assert prefill.scheduler.reset_prefix_cache(reset_running_requests=True)
+    prefill.abort("a")
+    prefill.add("b", other, 2)
+
+    def run(name: str, scheduled: int) -> list[int]:
+        assert push.done, "its blocks are another's, and it is handed over still"
+        answer: list[int] = computes(name, scheduled)
+        return answer
+
+    prefill._run = run
+    together(prefill, decode)
+    assert prefill.said("b") == made.answer(other, 2)
+    assert decode.said("a") == made.answer(text, 2)
+    assert not prefill.scheduler.requests and not side._offers
+    assert prefill.scheduler.kv_cache_manager.usage == 0
+
+
+def test_preempted_requests_end_at_the_same_time(server: Any) -> None:
+    """The second one is told to end before anybody waits for the first."""
+    side, said = server("kv_producer").workers[0]._prefill, []
+
+    class Push:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def abort(self, timeout: float) -> None:
+            said.append((self.name, timeout > 0))
+            if timeout == 0:
+                raise errors.WaitTimeout("not yet")
+
+    for name in "ab":
+        offer = vllm_handoff.Offer(name, 1, TOKENS, None)
+        side._offers[name] = vllm_handoff.Offered(offer, push=Push(name))
+    side.preempted(vllm_handoff.StepMetadata(preempted=set("ab")))
+    assert sorted(said[:2]) == [("a", False), ("b", False)]
+    assert sorted(said[2:]) == [("a", True), ("b", True)]
+
+
+def test_a_prefill_that_stands_still(server: Any) -> None:
+    """As a process that is stopped: its port takes callers, and nobody answers. Requests of others
+    do not wait for it, and neither does the end of the decode.
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as still:
+        prefill, decode = server("kv_producer"), server("kv_consumer")
+        at = {**prefill.number(0), "remote_port": still.getsockname()[1]}
+        names = [f"r{k}" for k in range(2 * vllm_handoff.BEGINS)]
+        for k, name in enumerate(names):
+            decode.add(name, prompt(k, TOKENS), 1, kv={**at, "sluice_number": k})
+        decode.step()
+        text = prompt(14, 2 * TOKENS)
+        decode.add("a", text, 2, kv=prefill.ask_only("a", text))
+        end = soon()
+        while not decode.requests["a"].is_finished():
+            prefill.step()
+            decode.step()
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert decode.said("a") == made.answer(text, 2)
+        assert set(decode.workers[0]._decode._loads) == set(names)
+        [met] = prefill.workers[0]._prefill._met.values()
+        assert met.rank.stats()["finished"] == 1
+        for one in decode, prefill:
+            one.close()
+
+
+def test_a_prefill_that_stands_still_for_too_long(server: Any,
+                                                  caplog: pytest.LogCaptureFixture) -> None:
+    """The decode computes, says why, and keeps the group for the requests that come later."""
+    prefill, decode = server("kv_producer"), server("kv_consumer", timeout=LIMIT)
+    hand_over(prefill, decode, "a", prompt(15, TOKENS))
+    side = decode.workers[0]._decode
+    known, side._timeout = side._known.copy(), 0.01
+    prefill.workers[0]._prefill._lock.acquire()  # whoever asks for anything waits
+    try:
+        text = prompt(16, 2 * TOKENS)
+        assert decode.ask("b", text, 2, kv=prefill.number(9)) == made.answer(text, 2)
+    finally:
+        prefill.workers[0]._prefill._lock.release()
+    assert "request b was not handed over, and is computed" in caplog.text
+    side._timeout = LIMIT
+    hand_over(prefill, decode, "c", prompt(17, TOKENS))
+    assert side._known == known and decode.scheduler.kv_cache_manager.usage == 0
+
+
+def test_no_proof(server: Any, monkeypatch: pytest.MonkeyPatch,
+                  caplog: pytest.LogCaptureFixture) -> None:
+    """A group that could not be closed is closed again until there is the proof, is said once, and
+    delays no other. The end of a worker waits for it no longer than it may.
+    """
+    monkeypatch.setattr(vllm_handoff, "AGAIN", 0.001)
+    prefill, decode = server("kv_producer"), server("kv_consumer")
+    hand_over(prefill, decode, "a", prompt(18, TOKENS))
+    side, proved, tries = decode.workers[0]._decode, threading.Event(), []
+    [[at, future]] = side._known.items()
+    closes = future.result().rank.close
+
+    def close() -> None:
+        tries.append(1)
+        if not proved.is_set():
+            raise errors.UnprovenError("somebody may write")
+        closes()
+
+    future.result().rank.close = close
+    side._forget(at, future.result())
+    until(lambda: len(tries) > 3)
+    assert len(side._closings) == 1 and caplog.text.count("somebody may write") == 1
+    hand_over(server("kv_producer"), decode, "b", prompt(19, TOKENS))
+    with monkeypatch.context() as short:
+        short.setattr(vllm_handoff, "PROOF", 0.01)
+        with pytest.raises(errors.UnprovenError, match=f"127.0.0.1:{prefill.port}"):
+            side.close()
+    proved.set()
+    until(lambda: not len(side._closings))
+    assert "is proved" in caplog.text
+
+
+def test_no_meeting_leaves_anything(server: Any) -> None:
+    """Neither of a prefill of another model, nor of a decode that comes anew while its group is
+    made, whose second group is the one that hands over.
+    """
+    prefill, decode = server("kv_producer"), server("kv_consumer")
+    other, text = server("kv_consumer", mla=True), prompt(20, TOKENS)
+    assert other.ask("a", text, 2, kv=prefill.number(1)) == made.answer(text, 2)
+    until(lambda: not other.workers[0]._engine._peers)
+    until(lambda: not prefill.workers[0]._engine._peers)
+
+    side, engine = prefill.workers[0]._prefill, prefill.workers[0]._engine
+    connects, entered, go = engine.connect, threading.Event(), threading.Event()
+
+    def connect(*more: Any) -> Any:
+        if not entered.is_set():
+            entered.set()
+            assert go.wait(LIMIT)
+        return connects(*more)
+
+    engine.connect = connect
+    place = decode.workers[0]._decode._place
+    word = {"op": "meet", "decode": decode.workers[0]._decode._word, "rank": 0, "ranks": 1,
+            "told": place.told(), "prefill": [side._place.side.encode()]}
+    refused: list[str] = []
+
+    def first() -> None:
+        try:
+            vllm_handoff.ask("127.0.0.1", prefill.port, word, soon())
+        except ValueError as e:
+            refused.append(str(e))
+
+    meeting = threading.Thread(target=first)
+    meeting.start()
+    assert entered.wait(LIMIT)
+    begun = side._met[word["decode"]]
+    side._wants[7] = vllm_handoff.Want(word["decode"], 0, TOKENS, {0}, soon())
+    decode.add("b", text, 2, kv=prefill.number(2))
+    decode.step()
+    until(lambda: side._met.get(word["decode"]) not in (None, begun))
+    assert 7 not in side._wants
+    go.set()
+    meeting.join(LIMIT)
+    assert len(refused) == 1 and "meets this prefill anew" in refused[0]
+    prefill.add("b", text, 1, kv={"do_remote_decode": True, "sluice_number": 2})
+    together(prefill, decode)
+    assert decode.said("b") == made.answer(text, 2)
+    assert side._met[word["decode"]].rank.stats()["finished"] == 1
+    assert len(engine._peers) == 1
+
+
 def test_what_is_wrong_is_computed(server: Any) -> None:
     """A prefill of another model, params that are none, and nobody at the door."""
     prefill, decode = server("kv_producer", mla=True), server("kv_consumer")
@@ -267,12 +460,10 @@ def test_a_number_that_two_have(server: Any) -> None:
     handed.until_wanted(prefill, 6)
     met = prefill.workers[0]._prefill._met.copy()
     [known] = decode.workers[0]._decode._known.values()
-    end = time.monotonic() + 2 * LIMIT
-    while known.result().receiver.stats()["begun"] == 0:  # its number is taken
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: known.result().rank.stats()["begun"] > 0)  # its number is taken
     other = prompt(9, 4 * TOKENS)
     decode.add("b", other, 2, kv=prefill.number(6))
+    end = soon()
     while not decode.requests["b"].is_finished():
         decode.step()
         assert time.monotonic() < end
@@ -281,7 +472,7 @@ def test_a_number_that_two_have(server: Any) -> None:
     together(prefill, decode)
     assert decode.said("a") == made.answer(text, 2)
     assert prefill.workers[0]._prefill._met == met
-    assert next(iter(met.values())).sender.stats()["begun"] == 1
+    assert next(iter(met.values())).rank.stats()["begun"] == 1
 
 
 def test_a_preemption_behind_the_end_of_a_group(server: Any) -> None:
@@ -297,7 +488,7 @@ def test_a_preemption_behind_the_end_of_a_group(server: Any) -> None:
     with pytest.raises(ValueError, match="CorruptError"):  # a rank of it has come anew
         vllm_handoff.ask("127.0.0.1", prefill.port, {
             "op": "meet", "decode": name, "rank": 0, "ranks": 1, "prefill": ["{}"],
-            "told": {"description": "00", "side": "{}"}})
+            "told": {"description": "00", "side": "{}"}}, soon())
     side.preempted(vllm_handoff.StepMetadata(preempted={"a"}))
     assert not side._offers
 
@@ -363,7 +554,7 @@ def test_what_is_said_at_a_door(server: Any) -> None:
         ({"op": "meet", "decode": "x", "rank": 0, "ranks": 1, "told": [], "prefill": ["{}"]},
          "TypeError")):
         with pytest.raises(ValueError, match=why):
-            vllm_handoff.ask("127.0.0.1", prefill.port, word)
+            vllm_handoff.ask("127.0.0.1", prefill.port, word, soon())
     hand_over(prefill, decode, "a", prompt(6, TOKENS))
 
 

@@ -5,6 +5,7 @@ which computes a prompt up to the middle of its layers and stands still there.
 
 from __future__ import annotations
 
+import functools
 import json
 import socket
 import sys
@@ -15,10 +16,15 @@ from typing import Any
 import vllm_made as made
 from ports import ports
 from sluice import _callers
+from sluice.handoff import Receiver, Sender
 from sluice.integrations import vllm_handoff
 from vllm_server import LIMIT
 
-_callers.LIMIT = vllm_handoff.MEETING = LIMIT  # this process may stand still for longer than theirs
+# This process may stand still for longer than theirs.
+_callers.LIMIT = vllm_handoff.MEETING = LIMIT
+PATIENT = {f"{name}_timeout": LIMIT for name in ("idle", "layer", "taken", "revoke", "notify")}
+vllm_handoff.Sender = functools.partial(Sender, **PATIENT)
+vllm_handoff.Receiver = functools.partial(Receiver, **PATIENT)
 
 CONNECTOR = {"kv_connector": "SluiceHandoffConnector",
              "kv_connector_module_path": "sluice.integrations.vllm_handoff"}

@@ -19,7 +19,11 @@ expect it, and then says at those doors that it wants it (`want`), in which the 
 
     Prefill   a prefill's worker: what its steps offer, and what is wanted of that
     Decode    a decode's worker: the groups that it has met, and what it expects of them
+    Closings  the groups that either of them has done with
     Scheduler the side that plans, of both
+
+A server that stands still delays its own requests alone: each prefill has threads of its own that
+begin requests, and each group one that closes it.
 
 A request whose hand-over fails is computed by the decode: its blocks are reported once nothing
 lands in them any more.
@@ -27,6 +31,7 @@ lands in them any more.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -35,7 +40,8 @@ import socket
 import struct
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Optional
 
@@ -63,12 +69,13 @@ log = logging.getLogger("sluice.vllm")
 
 MEETING = 30.0  # seconds for all ranks of a decode to come to a prefill
 PROOF = 60.0  # seconds for the proof that blocks which are to be used again are free
+AGAIN = 1.0  # seconds until a group that was closed without that proof is closed again
 WORD_MAX = 16 << 20  # bytes of what is said at a door
 RANKS_MAX = 64  # of a server: a door answers so many at once
-GROUPS_MAX = 64  # servers that one knows
+GROUPS_MAX = 64  # servers that one knows, or has not done with
 TOLD_MAX = 64 << 20  # bytes that a prefill keeps of what all decodes have told it
 WANTS_MAX = 4096  # requests of which it knows only that they are wanted
-BEGINS = 8  # requests of a decode that are begun at once
+BEGINS = 8  # requests that a decode begins at once with one prefill
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
     offers: list[Offer] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
-    preempted: set[str] = field(default_factory=set)  # offered before, whose blocks are others' now
+    preempted: set[str] = field(default_factory=set)  # offered; their blocks are others' now
     dropped: set[str] = field(default_factory=set)  # requests that nothing is to become of
 
 
@@ -191,6 +198,8 @@ class Scheduler:
                 self._offered.discard(name)
                 self._prefills.pop(name, None)
                 made.preempted.add(name)
+        for name in made.preempted:
+            log.warning("request %s is not handed over: vLLM has preempted it", name)
         for name, tokens in step.num_scheduled_tokens.items():
             if name not in self._prefills or name in self._offered:
                 continue
@@ -202,8 +211,10 @@ class Scheduler:
                                          np.array(listed, np.uint32)))
         return made
 
-    def finished(self, request: Any) -> tuple[bool, Optional[dict[str, Any]]]:
-        """Blocks that were offered stay until all workers are done with them."""
+    def finished(self, request: Any, blocks: Any) -> tuple[bool, Optional[dict[str, Any]]]:
+        """Blocks that were offered stay until all workers are done with them. A request that has
+        none was preempted since the last step, and no plan will say so: it is given up.
+        """
         from vllm.v1.request import RequestStatus
 
         name = request.request_id
@@ -213,6 +224,9 @@ class Scheduler:
         if name not in self._offered:
             return False, None
         self._offered.discard(name)
+        if not blocks:
+            self._next.preempted.add(name)
+            return False, None
         self._moving.add(name)
         if request.status not in (RequestStatus.FINISHED_LENGTH_CAPPED,
                                   RequestStatus.FINISHED_STOPPED):
@@ -303,11 +317,14 @@ def read(s: socket.socket, end: float) -> dict[str, Any]:
     return word
 
 
-def ask(host: str, port: int, word: dict[str, Any]) -> dict[str, Any]:
-    """Says a word at a door. ValueError, Unknown: what was answered is an error."""
-    with socket.create_connection((host, port), MEETING) as s:
+def ask(host: str, port: int, word: dict[str, Any], end: float) -> dict[str, Any]:
+    """Says a word at a door, and has the answer by an end of time.monotonic(). ValueError, Unknown:
+    what was answered is an error.
+    """
+    with socket.create_connection((host, port), max(0.001, end - time.monotonic())) as s:
+        hurry(s, end)
         write(s, word)
-        answer = read(s, time.monotonic() + 2 * MEETING)
+        answer = read(s, end)
     if "error" in answer:
         kind = Unknown if answer.get("unknown") else ValueError
         raise kind(f"{host}:{port}: {answer['error']}")
@@ -315,28 +332,91 @@ def ask(host: str, port: int, word: dict[str, Any]) -> dict[str, Any]:
 
 
 class Met:
-    """A decode that a prefill has met, or meets."""
+    """A server that one has met, or meets: what it has of its ranks."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.told: dict[int, dict[str, Any]] = {}  # by rank, until all have come
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.making = threading.Lock()  # held while the group is made, or closed
         self.peers: list[Peer] = []
-        self.sender: Optional[Sender] = None
-        self.ready = threading.Event()
-        self.error = ""
-
-    def size(self) -> int:
-        return sum(len(t["description"]) + len(t["side"]) for t in self.told.values())
+        self.rank: Any = None  # a Sender or a Receiver
 
     def lost(self) -> bool:
         return any(map(is_lost, self.peers))
 
     def close(self) -> None:
-        """Another meeting may be of the same peers, but for those that are lost."""
-        if self.sender is not None:
-            self.sender.close()
-        for peer in filter(is_lost, self.peers):
-            peer.close()
+        """UnprovenError: bytes may land still. Call it again."""
+        with self.making:
+            if self.rank is not None:
+                self.rank.close()
+            for peer in self.peers:
+                peer.close()
+
+
+class Closings:
+    """Groups that are done with. A thread closes each, which takes as long as its peers' grace, and
+    again until it is proved that nothing lands in its blocks any more.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards what follows
+        self._left: dict[Met, bool] = {}  # whether it was closed once, and there is no proof
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def add(self, met: Met) -> None:
+        with self._changed:
+            self._left[met] = False
+        threading.Thread(target=self._close, args=(met,), name="sluice-vllm-close",
+                         daemon=True).start()
+
+    def _close(self, met: Met) -> None:
+        while True:
+            try:
+                met.close()
+                break
+            except Exception as e:
+                with self._changed:
+                    if not self._left[met]:
+                        log.warning("%s: no proof yet that nothing lands in blocks that were its "
+                                    "requests', which stay theirs: %s", met.name, e)
+                    self._left[met] = True
+                    self._changed.notify_all()
+            time.sleep(AGAIN)
+        with self._changed:
+            if self._left.pop(met):
+                log.warning("%s: that nothing lands any more is proved", met.name)
+            self._changed.notify_all()
+
+    def wait(self, name: str, end: float) -> None:
+        """Until a group of that name was closed once: a rank has one at a time of the same peers.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: all(met.name != name or once
+                                               for met, once in self._left.items()),
+                                   end - time.monotonic())
+
+    def close(self) -> None:
+        """Waits for all of them. UnprovenError names those of which there is no proof in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._left, PROOF):
+                names = ", ".join(sorted(met.name for met in self._left))
+                raise errors.UnprovenError(f"within {PROOF} s there was no proof that nothing "
+                                           f"lands any more in blocks of requests with {names}")
+
+
+class Caller(Met):
+    """A decode that a prefill has met, or meets."""
+
+    def __init__(self, name: str, ranks: int) -> None:
+        super().__init__(name)
+        self.ranks = ranks
+        self.told: dict[int, dict[str, Any]] = {}  # by rank, until all have come
+        self.ready = threading.Event()
+        self.error = ""  # why it is none, or none any more
+
+    def size(self) -> int:
+        return sum(len(t["description"]) + len(t["side"]) for t in self.told.values())
 
 
 @dataclass
@@ -369,11 +449,13 @@ class Prefill:
         self._timeout = options.timeout
         self._layers = [v.layer for v in place.side.views]
         self._lock = threading.Lock()  # guards what follows
-        self._met: dict[str, Met] = {}  # by the decode's own word
+        self._over = False
+        self._met: dict[str, Caller] = {}  # by the decode's own word
         self._wants: dict[int, Want] = {}  # by number
         self._offers: dict[str, Offered] = {}  # by request
         self._computing: list[Offered] = []  # of this step
         self._ended: set[str] = set()  # requests that vLLM has ended
+        self._closings = Closings()
         self._door = Callers(options.port + rank, "sluice-vllm-door", self._answer)
 
     def _answer(self, caller: socket.socket) -> None:
@@ -399,43 +481,59 @@ class Prefill:
             raise ValueError(f"rank {rank} of {ranks}, and {len(prefill)} ranks of this prefill")
         told = {name: str(told[name]) for name in ("description", "side")}
         with self._lock:
-            gone = [self._forget(n) for n, m in list(self._met.items())
-                    if m.lost() or m.error or n == decode and rank in m.told]
-        for met in gone:
-            met.close()
-        with self._lock:
-            if decode not in self._met and len(self._met) >= GROUPS_MAX:
+            if self._over:
+                raise ValueError("this prefill is being closed")
+            for name, m in list(self._met.items()):
+                if m.lost() or name == decode and (rank in m.told or ranks != m.ranks):
+                    self._forget(m, "it is lost, or meets this prefill anew")
+            if decode not in self._met and len(self._met) + len(self._closings) >= GROUPS_MAX:
                 raise ValueError(f"this prefill knows {GROUPS_MAX} decodes already")
             if sum(m.size() for m in self._met.values()) > TOLD_MAX:
                 raise ValueError(f"decodes have told this prefill more than {TOLD_MAX} bytes")
-            met = self._met.setdefault(decode, Met(ranks))
+            met = self._met.setdefault(decode, Caller(decode, ranks))
             met.told[rank] = told
             last = len(met.told) == met.ranks
         if last:
             try:
                 self._make(met, prefill)
             except Exception as e:
-                met.error = f"{type(e).__name__}: {e}"
+                with self._lock:
+                    self._forget(met, f"{type(e).__name__}: {e}")
             met.ready.set()
-        if not met.ready.wait(MEETING) or met.error:
-            met.error = met.error or f"not all ranks of the decode came within {MEETING} s"
+        if not met.ready.wait(MEETING):
+            with self._lock:
+                self._forget(met, f"not all ranks of the decode came within {MEETING} s")
+        if met.error:
             raise ValueError(met.error)
         return {"sides": [met.told[k]["side"] for k in range(ranks)]}
 
-    def _make(self, met: Met, prefill: list[str]) -> None:
-        engine, told = self._place.engine, [met.told[k] for k in range(met.ranks)]
-        met.peers = [engine.connect(bytes.fromhex(t["description"]), MEETING) for t in told]
-        plan = Plan(prefill, [t["side"] for t in told])
-        met.sender = Sender(engine, plan, self._rank, [self._place.region], met.peers,
-                            meet_timeout=self._timeout)
+    def _make(self, met: Caller, prefill: list[str]) -> None:
+        """What it makes of a group that is forgotten meanwhile is closed with it."""
+        engine, end = self._place.engine, time.monotonic() + MEETING
+        told = [met.told[k] for k in range(met.ranks)]
+        self._closings.wait(met.name, end)
+        with met.making:
+            for t in told:
+                if met.error:
+                    raise ValueError(met.error)
+                met.peers.append(engine.connect(bytes.fromhex(t["description"]),
+                                                max(0.0, end - time.monotonic())))
+            plan = Plan(prefill, [t["side"] for t in told])
+            met.rank = Sender(engine, plan, self._rank, [self._place.region], met.peers,
+                              meet_timeout=self._timeout)
 
-    def _forget(self, decode: str) -> Met:
-        """Precondition: the lock is held."""
-        met = self._met.pop(decode)
+    def _forget(self, met: Caller, why: str) -> None:
+        """Has it closed, once. Precondition: the lock is held."""
+        if self._met.get(met.name) is not met:
+            return
+        del self._met[met.name]
+        met.error = why
         for offered in self._offers.values():
-            if offered.push is not None and offered.push.rank is met.sender:
+            if offered.push is not None and offered.push.rank is met.rank:
                 offered.over = True
-        return met
+        for number in [n for n, want in self._wants.items() if want.group == met.name]:
+            del self._wants[number]
+        self._closings.add(met)
 
     def _want(self, decode: str, rank: int, number: int, first: int,
               tokens: int) -> dict[str, Any]:
@@ -444,8 +542,7 @@ class Prefill:
             raise ValueError(f"rank {rank} wants tokens {first} to {tokens} of request {number}")
         with self._lock:
             met = self._met.get(decode)
-            if (met is None or met.sender is None or met.error or met.lost()
-                    or rank >= met.ranks):
+            if met is None or met.rank is None or met.lost() or rank >= met.ranks:
                 raise Unknown("this prefill does not know the decode")
             now = time.monotonic()
             for other in [n for n, w in self._wants.items() if now > w.until]:
@@ -469,15 +566,18 @@ class Prefill:
         offer = offered.offer
         want = self._wants.get(offer.number)
         met = self._met.get(want.group) if want else None
-        if want is None or met is None or met.sender is None or offered.push is not None or (
+        if want is None or met is None or met.rank is None or offered.push is not None or (
                 len(want.ranks) < met.ranks):
             return
         del self._wants[offer.number]
         if not want.first < want.tokens <= offer.tokens:
             offered.over = True
+            if want.first < want.tokens:
+                log.warning("request %s is not handed over: %s wants tokens %d to %d of %d",
+                            offer.name, want.group, want.first, want.tokens, offer.tokens)
             return
         try:
-            offered.push = met.sender.begin(offer.number, [offer.blocks], want.tokens, want.first)
+            offered.push = met.rank.begin(offer.number, [offer.blocks], want.tokens, want.first)
         except errors.Error as e:
             offered.over = True
             log.warning("request %s is not handed over: %s", offer.name, e)
@@ -506,14 +606,16 @@ class Prefill:
         """Returns once nobody reads the blocks of requests that are preempted. UnprovenError and
         WaitTimeout: that cannot be said.
         """
-        for name in made.preempted:
-            with self._lock:
-                offered = self._offers.pop(name)
-            if offered.push is not None:
-                try:
-                    offered.push.abort(PROOF)
-                except errors.HandleError:  # its group was forgotten: nobody reads them
-                    pass
+        with self._lock:
+            gone = [self._offers.pop(name) for name in made.preempted]
+        pushes = [offered.push for offered in gone if offered.push is not None]
+        for push in pushes:  # all end at the same time
+            with contextlib.suppress(errors.Error):
+                push.abort(0)
+        end = time.monotonic() + PROOF
+        for push in pushes:
+            with contextlib.suppress(errors.HandleError):  # its group is closed: nobody reads them
+                push.abort(max(0.0, end - time.monotonic()))
 
     def layer(self, layer: int) -> None:
         """The model has computed it, for all requests of the step."""
@@ -543,6 +645,9 @@ class Prefill:
                 late = now > offered.until
                 if offered.push is None and not offered.over and not late:
                     continue
+                if offered.push is None and not offered.over:
+                    log.warning("request %s is not handed over: no decode has asked for it within "
+                                "%s s", name, self._timeout)
                 if offered.push is not None:
                     if not offered.over and not offered.push.done:
                         continue
@@ -560,26 +665,21 @@ class Prefill:
         return done
 
     def close(self) -> None:
+        """In a time that PROOF bounds. UnprovenError: a decode may read blocks still."""
         self._door.close()
         with self._lock:
-            gone = [self._forget(name) for name in list(self._met)]
-        for met in gone:
-            met.close()
+            self._over = True
+            for met in list(self._met.values()):
+                self._forget(met, "this prefill is being closed")
+        self._closings.close()
 
 
-class Known:
-    """A prefill that a decode has met."""
+@dataclass
+class Lane:
+    """Loads of one prefill that are to be begun."""
 
-    def __init__(self, peers: list[Peer], receiver: Receiver) -> None:
-        self.peers, self.receiver = peers, receiver
-
-    def lost(self) -> bool:
-        return any(map(is_lost, self.peers))
-
-    def close(self) -> None:
-        self.receiver.close()
-        for peer in filter(is_lost, self.peers):
-            peer.close()
+    waiting: deque[tuple[Load, float, Future[Optional[Request]]]] = field(default_factory=deque)
+    threads: int = 0  # that begin them
 
 
 class Decode:
@@ -590,96 +690,147 @@ class Decode:
         self._place, self._rank, self._ranks, self._tokens = place, rank, ranks, tokens
         self._word = word  # which all ranks of this decode share
         self._timeout = options.timeout
-        self._beginner = ThreadPoolExecutor(BEGINS, "sluice-vllm-begin")
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, int, int], Future[Known]] = {}  # guarded by lock
+        self._closings = Closings()
+        self._lock = threading.Lock()  # guards what follows, up to the empty line
+        self._over = False
+        self._lanes: dict[tuple[str, int, int], Lane] = {}  # that have threads
+        self._known: dict[tuple[str, int, int], Future[Met]] = {}
+
         self._loads: dict[str, tuple[Load, Future[Optional[Request]]]] = {}
         self._given_up: set[str] = set()
         self._failed: set[int] = set()  # blocks, not told yet
 
     def step(self, made: StepMetadata) -> None:
         for load in made.loads:
-            future = self._beginner.submit(self._begin, load, time.monotonic() + self._timeout)
+            future = self._queue(load, time.monotonic() + self._timeout)
             if load.first < load.tokens:
                 self._loads[load.name] = load, future
         self._given_up |= made.dropped & set(self._loads)
 
+    def _queue(self, load: Load, until: float) -> Future[Optional[Request]]:
+        """Has it begun by a thread of its prefill's lane, of which there are as few as do."""
+        future: Future[Optional[Request]] = Future()
+        with self._lock:
+            lane = self._lanes.setdefault(load.at, Lane())
+            lane.waiting.append((load, until, future))
+            if lane.threads == BEGINS:
+                return future
+            lane.threads += 1
+        threading.Thread(target=self._serve, args=(load.at, lane), name="sluice-vllm-begin",
+                         daemon=True).start()
+        return future
+
+    def _serve(self, at: tuple[str, int, int], lane: Lane) -> None:
+        while True:
+            with self._lock:
+                if not lane.waiting:
+                    lane.threads -= 1
+                    if lane.threads == 0:
+                        del self._lanes[at]
+                    return
+                load, until, future = lane.waiting.popleft()
+            try:
+                future.set_result(self._begin(load, until))
+            except BaseException as e:
+                future.set_exception(e)
+
     def _begin(self, load: Load, until: float) -> Optional[Request]:
-        """Expects a request, and says so at all doors of the prefill. A prefill that does not know
-        this decode is met again, once. What goes wrong behind that is of this request alone.
+        """Expects a request, and says so at all doors of the prefill. A prefill that has gone, or
+        does not know this decode, is met again, once, and its group closed. What goes wrong in
+        another way is of this request alone.
         """
         host, port, ranks = load.at
         word = {"op": "want", "decode": self._word, "rank": self._rank, "number": load.number,
                 "first": load.first, "tokens": load.tokens}
         for again in (True, False):
-            if time.monotonic() > until:  # it has waited for others, whose prefill stands still
+            if time.monotonic() > until:
                 raise TimeoutError(f"{host}:{port} was not asked within {self._timeout} s")
-            known, request = self._know(load.at), None
-            if load.first < load.tokens:
-                request = known.receiver.begin(load.number, [load.blocks], load.tokens, load.first)
+            known = self._know(load.at, until)
+            request: Optional[Request] = None
             try:
+                if load.first < load.tokens:
+                    request = known.rank.begin(load.number, [load.blocks], load.tokens, load.first)
                 for k in range(ranks):
-                    ask(host, port + k, word)
+                    ask(host, port + k, word, until)
                 return request
-            except (OSError, Unknown):
-                self._forget(load.at, known)
-                if not again:
-                    raise
             except Exception as e:
-                if request is None:
+                gone = isinstance(e, (ConnectionError, Unknown, errors.ClosedError,
+                                      errors.HandleError))
+                if gone:
+                    self._forget(load.at, known)
+                if request is not None and not (gone and again and self._free(request, until)):
+                    log.warning("request %s is given up: %r", load.name, e)
+                    self._given_up.add(load.name)  # _look ends it, and waits for the proof
+                    return request
+                if not (gone and again):
                     raise
-                log.warning("request %s is given up: %s", load.name, e)
-                self._given_up.add(load.name)  # _look ends it, and waits for the proof
-                return request
         return None
 
-    def _know(self, at: tuple[str, int, int]) -> Known:
+    def _free(self, request: Request, until: float) -> bool:
+        """Ends it. Whether another one may have its blocks."""
+        try:
+            request.abort(max(0.0, until - time.monotonic()))
+            request.close()
+            return True
+        except errors.HandleError:  # its group is closed, with the proof
+            return True
+        except errors.Error:
+            return False
+
+    def _know(self, at: tuple[str, int, int], until: float) -> Met:
         """Meets a prefill, once for all that ask at a time."""
         with self._lock:
             for other, future in list(self._known.items()):
                 if future.done() and future.result().lost():
-                    del self._known[other]
-                    try:
-                        future.result().close()
-                    except errors.UnprovenError as e:  # as its own requests say
-                        log.warning("%s: %s", other, e)
+                    self._closings.add(self._known.pop(other).result())
             found = self._known.get(at)
             first = found is None
             if found is None:
-                if len(self._known) >= GROUPS_MAX:
-                    raise ValueError(f"this decode knows {GROUPS_MAX} prefills already")
+                if self._over or len(self._known) + len(self._closings) >= GROUPS_MAX:
+                    raise ValueError(f"this decode knows {GROUPS_MAX} prefills already, or is "
+                                     f"being closed")
                 found = self._known[at] = Future()
-        if first:
-            try:
-                known = self._meet(*at)
-            except BaseException as e:
-                with self._lock:
-                    del self._known[at]
-                found.set_exception(e)
-            else:
-                found.set_result(known)
-        return found.result()
+        if not first:
+            return found.result(max(0.0, until - time.monotonic()))
+        known = Met(f"{at[0]}:{at[1]}")
+        try:
+            self._meet(known, at)
+        except BaseException as e:
+            with self._lock:
+                self._known.pop(at, None)
+            self._closings.add(known)
+            found.set_exception(e)
+            raise
+        with self._lock:
+            found.set_result(known)
+            if self._over:
+                self._closings.add(known)
+        return known
 
-    def _meet(self, host: str, port: int, ranks: int) -> Known:
+    def _meet(self, known: Met, at: tuple[str, int, int]) -> None:
+        """Whatever it has made where it fails is closed with the group."""
+        (host, port, ranks), engine = at, self._place.engine
         if not 0 < ranks <= RANKS_MAX:
             raise ValueError(f"a prefill of {ranks} ranks")
-        engine = self._place.engine
-        who = [ask(host, port + k, {"op": "who"}) for k in range(ranks)]
+        end = time.monotonic() + 2 * MEETING
+        self._closings.wait(known.name, end)
+        who = [ask(host, port + k, {"op": "who"}, end) for k in range(ranks)]
         sides = [w["side"] for w in who]
-        peers = [engine.connect(bytes.fromhex(w["description"]), MEETING) for w in who]
+        for w in who:
+            known.peers.append(engine.connect(bytes.fromhex(w["description"]),
+                                              max(0.0, end - time.monotonic())))
         word = {"op": "meet", "decode": self._word, "rank": self._rank, "ranks": self._ranks,
                 "told": self._place.told(), "prefill": sides}
-        answers = [ask(host, port + k, word) for k in range(ranks)]
-        plan = Plan(sides, answers[0]["sides"])
-        return Known(peers, Receiver(engine, plan, self._rank, [self._place.region], peers,
-                                     meet_timeout=self._timeout))
+        answers = [ask(host, port + k, word, end) for k in range(ranks)]
+        known.rank = Receiver(engine, Plan(sides, answers[0]["sides"]), self._rank,
+                              [self._place.region], known.peers, meet_timeout=self._timeout)
 
-    def _forget(self, at: tuple[str, int, int], known: Known) -> None:
+    def _forget(self, at: tuple[str, int, int], known: Met) -> None:
         with self._lock:
             found = self._known.get(at)
             if found is not None and found.done() and found.result() is known:
                 del self._known[at]
-                known.close()
+                self._closings.add(known)
 
     def ended(self) -> set[str]:
         """Requests whose hand-over has ended, well or not. UnprovenError: a prefill may still
@@ -711,7 +862,7 @@ class Decode:
         except errors.WaitTimeout:
             return None
         except Exception as e:  # a prefill may have answered anything
-            log.warning("request %s was not handed over, and is computed: %s", name, e)
+            log.warning("request %s was not handed over, and is computed: %r", name, e)
             return False
 
     def failed(self) -> set[int]:
@@ -719,11 +870,17 @@ class Decode:
         return told
 
     def close(self) -> None:
-        self._beginner.shutdown(cancel_futures=True)
+        """In a time that PROOF bounds. UnprovenError: a prefill may write into blocks still."""
         with self._lock:
+            self._over = True
+            for lane in self._lanes.values():
+                while lane.waiting:
+                    lane.waiting.popleft()[2].cancel()
             for future in self._known.values():
-                future.result().close()
+                if future.done():
+                    self._closings.add(future.result())
             self._known.clear()
+        self._closings.close()
 
 
 class SluiceHandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -779,7 +936,8 @@ class SluiceHandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
     def request_finished_all_groups(
             self, request: Any,
             block_ids: tuple[list[int], ...]) -> tuple[bool, Optional[dict[str, Any]]]:
-        finished: tuple[bool, Optional[dict[str, Any]]] = self._scheduler.finished(request)
+        finished: tuple[bool, Optional[dict[str, Any]]] = self._scheduler.finished(
+            request, block_ids[0])
         return finished
 
     # In a worker.
@@ -836,6 +994,12 @@ class SluiceHandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
 
     def shutdown(self) -> None:
         """UnprovenError: a peer may still reach the KV cache of this process."""
+        unproven: list[errors.Error] = []
         for side in self._prefill, self._decode, self._engine:
             if side is not None:
-                side.close()
+                try:
+                    side.close()
+                except errors.Error as e:
+                    unproven.append(e)
+        if unproven:
+            raise unproven[-1]  # the engine's, if it has one
