@@ -9,7 +9,8 @@ from typing import Iterator, NamedTuple, Sequence
 from patience import LIMIT
 from sluice.handoff import Area, Group, Side, View
 
-PATIENT = {"meet_timeout": LIMIT, "idle_timeout": LIMIT, "layer_timeout": LIMIT}
+PATIENT = {f"{what}_timeout": LIMIT
+           for what in ("meet", "idle", "layer", "taken", "revoke", "notify")}
 LAYERS, HEADS, CELL = 3, 4, 32
 
 
