@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
@@ -341,20 +342,24 @@ func (l *inLink) whyRevoked(err error) error {
 	return &EndError{Remote: true, Reason: Aborted, Err: err}
 }
 
-// abort aborts the reads in flight.
+// abort aborts the reads in flight, all at the same time.
 func (l *inLink) abort(flying []pull) error {
-	var errs []error
-	for _, p := range flying {
-		err := p.t.abort()
-		if errs = append(errs, err); err != nil {
-			l.r.mu.Lock()
-			l.q.unproven = errors.Join(l.q.unproven, err)
-			l.r.mu.Unlock()
-		}
-		err = p.t.t.Err()
-		l.r.lines[l.from].putBack(p.t, err)
+	errs := make([]error, len(flying))
+	var all sync.WaitGroup
+	for i, p := range flying {
+		all.Go(func() { errs[i] = p.t.abort() })
 	}
-	return errors.Join(errs...)
+	all.Wait()
+	for _, p := range flying {
+		l.r.lines[l.from].putBack(p.t, p.t.t.Err())
+	}
+	err := errors.Join(errs...)
+	if err != nil {
+		l.r.mu.Lock()
+		l.q.unproven = errors.Join(l.q.unproven, err)
+		l.r.mu.Unlock()
+	}
+	return err
 }
 
 // arrived compares the digest of a layer that is here, and records the layer in the request.

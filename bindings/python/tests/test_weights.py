@@ -230,6 +230,24 @@ def test_a_table_that_is_made_up(ranks: Any, lie: Any, monkeypatch: pytest.Monke
     source.leave()
 
 
+def test_reads_end_at_the_same_time() -> None:
+    """All are told to end before anybody waits for one."""
+    said: list[tuple[str, bool]] = []
+
+    class Read:
+        def __init__(self, name: str) -> None:
+            self.name, self.transfer = name, self
+
+        def abort(self, timeout: float) -> None:
+            said.append((self.name, timeout > 0))
+            if timeout == 0:
+                raise sluice.WaitTimeout("not yet")
+
+    reads: Any = [Read("a"), Read("b")]
+    _weights._abort(reads)
+    assert said == [("a", False), ("b", False), ("a", True), ("b", True)]
+
+
 @pytest.mark.parametrize("lie", [
     lambda box: box._replace(offset=1 << 61), lambda box: box._replace(strides=(1 << 61, 4)),
     lambda box: box._replace(offset=200_000 - 4),

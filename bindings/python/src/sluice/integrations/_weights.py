@@ -11,6 +11,7 @@ update. vllm_weights.py is the face of vLLM over it.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import itertools
 import json
@@ -516,11 +517,15 @@ def _tell(source: Source, e: errors.Error) -> NoReturn:
 
 
 def _abort(reads: list[_Read]) -> None:
-    """Ends reads. UnprovenError where bytes may land still."""
+    """Ends reads, all at the same time. UnprovenError where bytes may land still."""
+    for read in reads:
+        with contextlib.suppress(errors.Error):
+            read.transfer.abort(0)
     failed: Optional[errors.UnprovenError] = None
+    end = time.monotonic() + CONNECT
     for read in reads:
         try:
-            read.transfer.abort(CONNECT)
+            read.transfer.abort(max(0.0, end - time.monotonic()))
         except (errors.UnprovenError, errors.WaitTimeout) as e:
             failed = errors.UnprovenError(f"{read.source.what}: {e}")
         except errors.Error:  # it was not posted, or its peer is closed
