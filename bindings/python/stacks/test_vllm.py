@@ -42,7 +42,9 @@ def soon(got: Answer, want: Answer) -> None:
 def hand_over(a: Server, b: Server, text: list[int], timeout: float = LIMIT) -> Answer:
     """Prefill by a, decode by b."""
     name = uuid.uuid4().hex
-    return b.ask(text, TOKENS, a.ask(text, 1, PREFILL, timeout, name).kv, timeout, name)
+    kv = a.ask(text, 1, PREFILL, timeout, name).kv
+    assert kv is not None, f"{a.name} does not say where its blocks are"
+    return b.ask(text, TOKENS, kv, timeout, name)
 
 
 def all_by_transfer(a: Server, b: Server, *lengths: int) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -378,6 +379,27 @@ def test_no_proof(server: Any, monkeypatch: pytest.MonkeyPatch,
     proved.set()
     until(lambda: not len(side._closings))
     assert "is proved" in caplog.text
+
+
+def test_a_proof_that_comes_late(server: Any) -> None:
+    """What a request has ended with is that there was none; but now there is."""
+    side, proved = server("kv_consumer").workers[0]._decode, False
+
+    class Late:
+        done = True
+
+        def abort(self, timeout: float) -> None:
+            if not proved:
+                raise errors.WaitTimeout("not yet")
+
+        def wait(self, timeout: float) -> None:
+            raise errors.UnprovenError("2 leases could not be revoked")
+
+    future: Any = Future()
+    future.set_result(Late())
+    assert side._look("a", future) is None
+    proved = True
+    assert side._look("a", future) is False
 
 
 def test_no_meeting_leaves_anything(server: Any) -> None:

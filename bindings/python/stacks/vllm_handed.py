@@ -22,7 +22,7 @@ from vllm_server import LIMIT
 
 # This process may stand still for longer than theirs.
 _callers.LIMIT = vllm_handoff.MEETING = LIMIT
-PATIENT = {f"{name}_timeout": LIMIT for name in ("idle", "layer", "taken", "revoke", "notify")}
+PATIENT = {"revoke_timeout": LIMIT, "notify_timeout": LIMIT}
 vllm_handoff.Sender = functools.partial(Sender, **PATIENT)
 vllm_handoff.Receiver = functools.partial(Receiver, **PATIENT)
 

@@ -140,7 +140,7 @@ class Server:
         """The last warnings and errors of its log."""
         lines = [line for line in self.log.read_text().splitlines()
                  if "WARNING" in line or "ERROR" in line]
-        return "\n".join([f"{self.name}:", *lines[-20:]])
+        return "\n".join([f"{self.name}:", *lines[-100:]])  # one has a stack of calls
 
     def _signal(self, number: signal.Signals) -> None:
         assert self.process is not None

@@ -84,9 +84,13 @@ class Options:
 
     host: str = "127.0.0.1"  # this host's address, for the other servers
     port: int = 14600  # of a prefill's first rank; the others have the next ones
-    # seconds for which a prefill keeps blocks that no decode wants, and a decode waits for a
-    # prefill to compute what it wants
+    # seconds for which a prefill keeps blocks that no decode wants, a decode waits for a prefill
+    # to compute what it wants, and either waits for the other's next sign of life
     timeout: float = 60.0
+
+    def limits(self) -> dict[str, float]:
+        """Of a rank of sluice.handoff."""
+        return {f"{what}_timeout": self.timeout for what in ("meet", "idle", "layer", "taken")}
 
     @classmethod
     def read(cls, said: Any) -> Options:
@@ -446,7 +450,7 @@ class Prefill:
 
     def __init__(self, place: Place, options: Options, rank: int, ranks: int) -> None:
         self._place, self._rank, self._ranks = place, rank, ranks
-        self._timeout = options.timeout
+        self._timeout, self._limits = options.timeout, options.limits()
         self._layers = [v.layer for v in place.side.views]
         self._lock = threading.Lock()  # guards what follows
         self._over = False
@@ -520,7 +524,7 @@ class Prefill:
                                                 max(0.0, end - time.monotonic())))
             plan = Plan(prefill, [t["side"] for t in told])
             met.rank = Sender(engine, plan, self._rank, [self._place.region], met.peers,
-                              meet_timeout=self._timeout)
+                              **self._limits)
 
     def _forget(self, met: Caller, why: str) -> None:
         """Has it closed, once. Precondition: the lock is held."""
@@ -528,6 +532,7 @@ class Prefill:
             return
         del self._met[met.name]
         met.error = why
+        met.ready.set()  # nobody waits for a rank that does not come
         for offered in self._offers.values():
             if offered.push is not None and offered.push.rank is met.rank:
                 offered.over = True
@@ -689,7 +694,7 @@ class Decode:
                  tokens: int) -> None:
         self._place, self._rank, self._ranks, self._tokens = place, rank, ranks, tokens
         self._word = word  # which all ranks of this decode share
-        self._timeout = options.timeout
+        self._timeout, self._limits = options.timeout, options.limits()
         self._closings = Closings()
         self._lock = threading.Lock()  # guards what follows, up to the empty line
         self._over = False
@@ -823,7 +828,7 @@ class Decode:
                 "told": self._place.told(), "prefill": sides}
         answers = [ask(host, port + k, word, end) for k in range(ranks)]
         known.rank = Receiver(engine, Plan(sides, answers[0]["sides"]), self._rank,
-                              [self._place.region], known.peers, meet_timeout=self._timeout)
+                              [self._place.region], known.peers, **self._limits)
 
     def _forget(self, at: tuple[str, int, int], known: Met) -> None:
         with self._lock:
@@ -848,20 +853,22 @@ class Decode:
 
     def _look(self, name: str, future: Future[Optional[Request]]) -> Optional[bool]:
         """Whether a request is here; None: it is not known yet."""
+        proved = False
         try:
             request = future.result()
             assert request is not None
             if not request.done and name not in self._given_up:
                 return None
             request.abort(0)  # of one that has ended: waits for the proof alone
+            proved = True
             request.wait(0)
             request.close()
             return True
-        except errors.UnprovenError:
-            raise
         except errors.WaitTimeout:
             return None
         except Exception as e:  # a prefill may have answered anything
+            if isinstance(e, errors.UnprovenError) and not proved:
+                raise
             log.warning("request %s was not handed over, and is computed: %r", name, e)
             return False
 
