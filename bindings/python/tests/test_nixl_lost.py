@@ -142,6 +142,50 @@ def test_one_that_is_gone_holds_up_nobody(apart: Two, monkeypatch: pytest.Monkey
     assert filled(apart, 4)
 
 
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_a_transfer_waits_for_one_that_answers_late(apart: Two, monkeypatch: pytest.MonkeyPatch,
+                                                    made: str) -> None:
+    """As a process does that is kept off its processors. The program goes on meanwhile, and one
+    that does not answer at all is lost.
+    """
+    monkeypatch.setattr("sluice.nixl.meeting._MOMENT", 0.0)
+    connect, let = sluice.Engine.connect, threading.Event()
+
+    def late(self: sluice.Engine, *args: Any) -> Peer:
+        assert let.wait(LIMIT)
+        return connect(self, *args)
+
+    def make() -> nixl.nixl_xfer_handle:
+        return apart.a.initialize_xfer("WRITE", apart.descs(apart.x, (0, N)),
+                                       apart.descs(apart.y, (0, N)), "beta", b"here")
+
+    h = make() if made == "before" else None
+    cut(apart.a)
+    with monkeypatch.context() as silent:
+        silent.setattr(sluice.Engine, "connect", late)
+        h = h or make()
+        apart.x[:] = 5
+        assert apart.a.transfer(h) == apart.a.check_xfer_state(h) == "PROC"
+        with monkeypatch.context() as short:
+            short.setattr("sluice.nixl.handles.SLOW", 0.0)
+            other = make()
+            assert apart.a.transfer(other) == "PROC"
+            for _ in range(2):
+                with pytest.raises(b.nixlRemoteDisconnectError, match="has not answered yet"):
+                    apart.a.check_xfer_state(other)
+            other.release()
+        released = make()
+        assert apart.a.transfer(released) == "PROC"
+        released.release()
+        with pytest.raises(b.nixlInvalidParamError, match="released"):
+            apart.a.check_xfer_state(released)
+        let.set()
+        until(lambda: apart.a.check_xfer_state(h) == "DONE")
+    assert (apart.y == 5).all()
+    until(lambda: apart.b.get_new_notifs() == {"alpha": [b"here"]})
+    h.release()
+
+
 def test_one_that_ended_stays_lost(apart: Two) -> None:
     lost = apart.a._remotes["beta"].peer
     apart.b.close()

@@ -41,6 +41,10 @@ _CLASSES = (
 )
 
 
+class Late(b.nixlRemoteDisconnectError):
+    """A lost agent has not answered yet, and is being connected anew beside the program."""
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Has errors of sluice come as those of NIXL, with sluice's text."""
@@ -90,8 +94,14 @@ class nixl_xfer_handle:
         self.agent, self.plugin, self.total, self.count = agent, plugin, total, count
         self._make = make
         self._lock = threading.RLock()  # guards what follows; the agent's comes after it
-        self._transfer: Optional[Transfer]
-        self._transfer, self._lists = make()
+        self._transfer: Optional[Transfer] = None
+        self._lists: set[str] = set()
+        self._unmade = False  # its peer is lost, and was not connected anew yet
+        try:
+            self._transfer, self._lists = make()
+        except Late:
+            self._unmade = True
+        self._patience = 0.0  # until when a post waits for a lost peer; 0: it does not
         self._message = b""
         self._gone = ""  # why the last post could not begin: its peer is gone
         self._posted = False
@@ -108,7 +118,8 @@ class nixl_xfer_handle:
     def set_message(self, message: bytes) -> None:
         with self._lock:
             try:
-                self.transfer.message(message)
+                if not self._unmade:
+                    self.transfer.message(message)
             except errors.BusyError as e:
                 raise b.nixlRepostActiveError(str(e)) from e
             self._message = message
@@ -118,12 +129,16 @@ class nixl_xfer_handle:
         t, lists = self._make(ending, revoked)
         if self._message:
             t.message(self._message)
-        former, self._transfer, self._lists = self.transfer, t, lists
-        former.close()
+        former, self._transfer, self._lists = self._transfer, t, lists
+        self._unmade = False
+        if former is not None:
+            former.close()
         return t
 
     def _usable(self) -> Transfer:
         """The transfer; made anew where its peer was lost since, unless it is under way."""
+        if self._unmade:
+            return self._anew()
         t = self.transfer
         return self._anew() if is_lost(t.peer) and not self._is_under_way() else t
 
@@ -159,27 +174,44 @@ class nixl_xfer_handle:
     def post(self) -> str:
         """Starts it. Where its peer was lost before, it is connected anew first: with a message,
         which may come once alone, that is asked before, else only where the post ends so at once.
+        While a peer that was lost does not answer, it is "PROC", for up to SLOW.
         """
         with self._lock:
-            self._gone = ""
+            self._gone, self._patience = "", 0.0
             try:
+                self._start(self._usable() if self._message or self._unmade else self.transfer)
                 try:
                     t = self._transfer
                     return self._start(self._usable() if self._message or t is None else t)
                 except b.nixlRemoteDisconnectError:
                     if self._message:
                         raise
-                return self._start(self._usable())
+                self._start(self._usable())
+            except Late:
+                self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
+                self._patience = time.monotonic() + SLOW
+                return "PROC"
             except b.nixlRemoteDisconnectError as e:
                 self._gone = str(e)
                 raise
 
-    def _start(self, t: Transfer) -> str:
-        """Posts it, and copies a first piece of what is not done at once. In one call, whose error
-        may be that of the post or of its outcome: this is what programs do most.
+    def _start_late(self) -> bool:
+        """Whether a post that has waited for its peer is begun. nixlRemoteDisconnectError: its peer
+        is gone, or has not answered within SLOW.
         """
-        self._posted, self._slow, self._lasted = True, False, 0.0
-        self._began = began = perf_counter()
+        try:
+            self._start(self._usable())
+        except b.nixlRemoteDisconnectError as e:
+            if isinstance(e, Late) and time.monotonic() < self._patience:
+                return False
+            self._gone, self._patience = str(e), 0.0
+            raise
+        self._patience = 0.0
+        return True
+
+    def _start(self, t: Transfer) -> None:
+        self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
+        self._slow = False
         while True:
             code = lib.post_and_wait(t._handle, 0)
             if code >= 0:
@@ -211,7 +243,10 @@ class nixl_xfer_handle:
             return self._state()
 
     def _state(self) -> str:
-        t = self.transfer
+        if self._patience and not self._start_late():
+            return "PROC"
+        if not self._unmade:
+            self.transfer  # one that was released has no state
         if self._gone:
             raise b.nixlRemoteDisconnectError(self._gone)
         if not self._posted:
@@ -219,7 +254,7 @@ class nixl_xfer_handle:
         if self._lasted:
             return "DONE"
         try:
-            if not t.test():
+            if not self.transfer.test():
                 self._tell()
                 return "PROC"
         except errors.RevokedError as e:
@@ -250,10 +285,11 @@ class nixl_xfer_handle:
     def release(self) -> None:
         """Aborts it where it is under way, and gives it back."""
         with self._lock, translated():
+            self._unmade, self._patience = False, 0.0
             if self._transfer is not None:
                 self._transfer.close()
                 self._transfer = None
 
     def __repr__(self) -> str:
         return (f"nixl_xfer_handle({self.plugin}, {self.total} bytes, "
-                f"released={self._transfer is None})")
+                f"released={self._transfer is None and not self._unmade})")

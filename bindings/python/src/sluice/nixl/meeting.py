@@ -15,7 +15,7 @@ from . import bindings as b
 from . import blob, listening, plugins
 from .backends import TOLD_ALWAYS, logger
 from .bindings import DEFAULT_COMM_PORT, as_text
-from .handles import translated
+from .handles import Late, translated
 from .memory import Memory
 from .met import Met, Renewal
 from .places import Range
@@ -140,8 +140,9 @@ class Meeting(Memory):
 
     def _live(self, agent: Name) -> Met:
         """An agent, connected anew where it was lost and lives. It waits a moment for that after a
-        loss, and not where the last try failed: that is nixlRemoteDisconnectError, while one more
-        is made. Preconditions: the caller does not hold the lock.
+        loss, after which it is Late, and not where the last try failed: that is
+        nixlRemoteDisconnectError, while one more is made. Preconditions: the caller does not hold
+        the lock.
         """
         met = self._known(agent)
         if not is_lost(met.peer):
@@ -157,8 +158,9 @@ class Meeting(Memory):
         renewal.wait()
         met = self._known(agent)
         if is_lost(met.peer):
-            raise b.nixlRemoteDisconnectError(f"{name} is lost, and was not connected anew: "
-                                              f"{met.failure or 'it has not answered yet'}")
+            kind = Late if met.failure is None else b.nixlRemoteDisconnectError
+            raise kind(f"{name} is lost, and was not connected anew: "
+                       f"{met.failure or 'it has not answered yet'}")
         return met
 
     def _renew(self, name: str, met: Met, renewal: Renewal) -> None:
