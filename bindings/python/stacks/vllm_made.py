@@ -87,12 +87,11 @@ def configured(folder: Path, address: str, ranks: int = 1, transfer: Any = None,
                **more: Any) -> Any:
     extra = {"sluice": {"address": address, **PATIENT}}
     said = {**CONNECTOR, "kv_connector_extra_config": extra, **(transfer or {})}
-    config = EngineArgs(
-        model=str(folder / "model"), dtype="float32", max_model_len=512, max_num_seqs=8,
-        max_num_batched_tokens=1024, block_size=TOKENS, tensor_parallel_size=ranks,
-        enforce_eager=True, async_scheduling=False, kv_transfer_config=KVTransferConfig(**said),
-        **more).create_engine_config()
-    return config
+    words: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 1024, **more}
+    return EngineArgs(
+        model=str(folder / "model"), dtype="float32", max_num_seqs=8, block_size=TOKENS,
+        tensor_parallel_size=ranks, enforce_eager=True, async_scheduling=False,
+        kv_transfer_config=KVTransferConfig(**said), **words).create_engine_config()
 
 
 class Made:
