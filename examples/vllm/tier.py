@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's tiered KV offloading over a sluice cache: chunks are offloaded, the manager is shut down
-as at the end of a server, and the next one finds and loads them. The figures as JSON.
+as at the end of a server, and the next one finds and loads them. The figures as JSON. The first
+chunks are the KV cache of a prompt, of a small model on processors (../python/first_token.py), for
+the time to its first token: computed from all of it, and from what the next manager has loaded.
 
     sluice cache serve --config cache.toml          # with socket = "/run/kv.sock"
     python tier.py unix:/run/kv.sock [CHUNKS [ROUNDS]]
 
 It needs vLLM and no card: vLLM's own factory makes the managers and the tier from the configuration
 that a server gets, and what its scheduler and its worker do is done here. `load_ms` is what a hit
-costs, against the time to compute those tokens; `lookup_us` is what all chunks take in a step of
-the scheduler, once the cache has answered.
+costs for CHUNKS, and `lookup_us` what all of them take in a step of the scheduler, once the cache
+has answered. The prompt has an eighth of the chunks, at most 16, of 256 tokens each:
+`first_token_ms` is without a hit, and `first_token_hit_ms` with one, lookup and load among it.
 """
 
 import json
@@ -17,8 +20,10 @@ import statistics
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import numpy as np
+import torch
 from vllm.v1.kv_offload.base import (
     LookupResult,
     ReqContext,
@@ -34,7 +39,9 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-CHUNK = 1 << 20  # bytes
+sys.path.append(str(Path(__file__).parents[1] / "python"))
+from first_token import CHUNK, Prompt
+
 STEP = ScheduleEndContext((), ())
 
 
@@ -67,6 +74,37 @@ def steps(manager, ends):
         if time.monotonic() > limit:
             sys.exit("the cache has not answered within 60 s")
         manager.on_schedule_end(STEP)
+
+
+def first_token(address, chunks):
+    """Whether both first tokens are the same, and the seconds of each, without a hit and with."""
+    prompt, keys = Prompt(chunks), [make_offload_key(random.randbytes(32), 0)
+                                    for _ in range(chunks)]
+
+    def memory(manager, places):
+        rows = np.asarray(manager.primary_tier.get_kv_memoryview())
+        return [torch.from_numpy(rows[place]) for place in places]
+
+    first, request = offloading(address, chunks), ReqContext("first")
+    first.on_new_request(request)
+    places = first.prepare_store(keys, request).store_spec.block_ids
+    wanted, alone = prompt.compute(memory(first, places))
+    first.complete_store(keys, request)
+    steps(first, lambda: not first.has_pending_work())
+    first.on_request_finished(request)
+    first.shutdown()
+
+    second, request = offloading(address, chunks), ReqContext("second")
+    begin = time.perf_counter()
+    second.on_new_request(request)
+    steps(second, lambda: [second.lookup(key, request) for key in keys] == [LookupResult.HIT]
+          * chunks)
+    token = prompt.resume(memory(second, second.prepare_load(keys, request).block_ids))
+    seconds = time.perf_counter() - begin
+    second.complete_load(keys, request)
+    second.on_request_finished(request)
+    second.shutdown()
+    return token == wanted, alone, seconds
 
 
 def main(address: str, chunks: int = 1000, rounds: int = 5) -> None:
@@ -115,10 +153,13 @@ def main(address: str, chunks: int = 1000, rounds: int = 5) -> None:
         times["memcpy"].append(seconds)
         del rows
         second.shutdown()
+    same, alone, hit = first_token(address, min(16, max(1, chunks // 8)))
+    right &= same
     took = {kind: statistics.median(each) for kind, each in times.items()}
     moved = chunks * CHUNK / 1e9
     print(json.dumps({
-        "right": right, "chunks": chunks, "lookup_us": took["lookup"] * 1e6,
+        "right": right, "chunks": chunks, "first_token_ms": alone * 1e3,
+        "first_token_hit_ms": hit * 1e3, "lookup_us": took["lookup"] * 1e6,
         "load_ms": took["load"] * 1e3, "store_gb_s": moved / took["store"],
         "load_gb_s": moved / took["load"], "memcpy_gb_s": moved / took["memcpy"]}))
 
