@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -85,6 +86,7 @@ class Router:
 
 def main() -> None:
     prompts = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the servers, too
     with tempfile.TemporaryDirectory(prefix="v") as name:
         folder, port = Path(name), doors(1)
         make_model(folder / "model")

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of `sluice cache serve`, decoded by vLLM's own classes: a subscriber that follows them
-knows what the cache has, also where it came late, missed some, or the cache was killed.
+"""The events of `sluice cache serve`, decoded by vLLM's own classes, and by the libraries in Go
+that llm-d's indexer uses: a subscriber that follows them knows what the cache has, also where it
+came late, missed some, or the cache was killed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -130,6 +132,39 @@ class Router:
         self.knows(want)
 
 
+class GoRouter:
+    """The program of the folder router."""
+
+    def __init__(self, folder: Path, events: str, replay: str) -> None:
+        made = subprocess.run([os.environ.get("GO", "go"), "build", "-o", str(folder / "router"),
+                               "."], cwd=Path(__file__).parent / "router", capture_output=True,
+                              text=True)
+        if made.returncode:
+            pytest.skip(f"unavailable: modules of the router: {made.stderr[-400:]}")
+        self.child = subprocess.Popen([folder / "router", events, replay], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, text=True)
+
+    def close(self) -> None:
+        self.child.communicate()
+
+    def said(self) -> dict[str, Any]:
+        assert self.child.stdin is not None and self.child.stdout is not None
+        self.child.stdin.write("\n")
+        self.child.stdin.flush()
+        said: dict[str, Any] = json.loads(self.child.stdout.readline())
+        assert not said["wrong"], said["wrong"]
+        return said
+
+    def knows(self, want: Callable[[], dict[bytes, str]], cleared: int = 1) -> None:
+        """Once it has been told so often to begin anew."""
+        def same() -> bool:
+            said = self.said()
+            held = {bytes.fromhex(key): medium for key, medium in said["held"].items()}
+            return said["cleared"] >= cleared and held == want()
+
+        until(same)
+
+
 class Node:
     def __init__(self, folder: Path, buffer: int) -> None:
         self.folder = folder
@@ -244,3 +279,26 @@ def test_a_router_follows(node: Node) -> None:
         each.knows(node.listing)
         assert len(each.held) == 10
         each.close()
+
+
+def test_a_router_in_go_follows(tmp_path: Path) -> None:
+    node = Node(tmp_path, 4096)
+    router = GoRouter(tmp_path, node.events, node.replay)
+    try:
+        for first in range(0, 1500, 300):
+            node.change(first, 300, 50)
+        router.knows(node.listing)
+        said = router.said()
+        assert set(said["held"].values()) == {CPU, STORAGE} and len(said["held"]) == 1250
+
+        node.kill()
+        node.serve()
+        router.knows(node.listing, said["cleared"] + 1)
+        node.kill()
+        for name in "memory", "disk":
+            (node.folder / name).unlink()
+        node.serve()
+        router.knows(dict, said["cleared"] + 2)
+    finally:
+        router.close()
+        node.kill()
