@@ -124,6 +124,7 @@ def measure_connector(folder: Path, address: str, rounds: int) -> Times:
     for n in range(rounds):
         prompt = random.Random(n).choices(range(3, WORDS), k=length)
         first = made.Made(folder, address, **words)
+        times.watch(first.scheduler.connector, CONNECTOR)
         first.ask("a", prompt, 1)
         first.close()
         second = made.Made(folder, address, **words)

@@ -262,11 +262,11 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
     def _begin(self, said: Any, is_load: bool) -> None:
         run = _Run(said.job_id, said.req_context.req_id, list(said.keys), is_load)
         self._running.append(run)
-        self._start.put(partial(self._started, run, np.array(said.chunk_ids, np.uint32)))
+        self._start.put(partial(self._started, run, said.chunk_ids))
 
     def _started(self, run: _Run, chunks: Any) -> None:
         """On the thread for it."""
-        job = Job(self._pool, b"", chunks)
+        job = Job(self._pool, b"", np.array(chunks, np.uint32))
         try:
             job.keys = cache_keys(run.keys)
             run.batch = self._store.begin([job], not run.is_load)
