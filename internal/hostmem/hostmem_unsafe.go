@@ -39,9 +39,12 @@ func Reserve(n, align uint64) ([]byte, error) {
 // Place maps [off, off+len(window)) of a descriptor over window, whatever lies
 // there. The kernel does it under its lock: no access sees a gap.
 func Place(window []byte, fd int, off uint64) error {
+	return place(window, fd, off, unix.PROT_READ|unix.PROT_WRITE)
+}
+
+func place(window []byte, fd int, off uint64, prot int) error {
 	_, err := unix.MmapPtr(fd, int64(off), unsafe.Pointer(unsafe.SliceData(window)),
-		uintptr(len(window)),
-		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+		uintptr(len(window)), prot, unix.MAP_SHARED|unix.MAP_FIXED)
 	return os.NewSyscallError("mmap", err)
 }
 

@@ -213,3 +213,16 @@ func Host() (id [8]byte, err error) {
 	copy(id[:], sum[:])
 	return id, nil
 }
+
+// Stopped reports whether the process was seen stopped, by SIGSTOP, a debugger or a cgroup's
+// freezer: its first thread was. That proves nothing for longer than the look.
+func (r Remote) Stopped() bool {
+	dir := "/proc/" + strconv.Itoa(r.PID) + "/task/"
+	stat, err := os.ReadFile(dir + strconv.Itoa(r.PID) + "/stat")
+	if r.PID == 0 || err != nil {
+		return false
+	}
+	_, state, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
+	return len(state) > 0 && (state[0] == 'T' || state[0] == 't') ||
+		(&Threads{dir: dir}).frozen(strconv.Itoa(r.PID))
+}

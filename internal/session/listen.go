@@ -33,7 +33,7 @@ const pathMax = 107
 // such a socket alone, concurrent calls of Listen exclude each other by a lock on the folder, and
 // Listen replaces a socket only after it has refused connections for a while.
 func Listen(network, address string) (net.Listener, error) {
-	if network != "unix" || strings.HasPrefix(address, "@") {
+	if !strings.HasPrefix(network, "unix") || strings.HasPrefix(address, "@") {
 		return net.Listen(network, address)
 	}
 	if len(address) > pathMax {
@@ -57,7 +57,7 @@ func Listen(network, address string) (net.Listener, error) {
 	if !locked || !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
 	}
-	if !stale(address) {
+	if !stale(network, address) {
 		return nil, fmt.Errorf("%w: a program listens there, or the file is no socket: choose "+
 			"another path", err)
 	}
@@ -68,9 +68,9 @@ func Listen(network, address string) (net.Listener, error) {
 }
 
 // stale reports whether a path refuses connections, each time that it is tried.
-func stale(path string) bool {
+func stale(network, path string) bool {
 	for try := 0; ; try++ {
-		if !refuses(path) {
+		if !refuses(network, path) {
 			return false
 		}
 		if try == staleTries {
@@ -81,7 +81,7 @@ func stale(path string) bool {
 }
 
 // refuses reports whether a path is a socket that refuses connections, or does not exist.
-func refuses(path string) bool {
+func refuses(network, path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return errors.Is(err, os.ErrNotExist)
@@ -89,7 +89,7 @@ func refuses(path string) bool {
 	if info.Mode()&os.ModeSocket == 0 {
 		return false
 	}
-	conn, err := net.DialTimeout("unix", path, time.Second)
+	conn, err := net.DialTimeout(network, path, time.Second)
 	if err == nil {
 		_ = conn.Close()
 	}

@@ -20,6 +20,12 @@ func Freeze(p *os.Process) error {
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("stop process %d: %w", p.Pid, err)
 	}
+	return AwaitFreeze(p)
+}
+
+// AwaitFreeze returns when all threads of a child of ours stand that stops itself, or that another
+// stops.
+func AwaitFreeze(p *os.Process) error {
 	for end := time.Now().Add(freezeLimit); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		var info unix.Siginfo
 		err := unix.Waitid(unix.P_PID, p.Pid, &info, unix.WSTOPPED|unix.WNOWAIT|unix.WNOHANG, nil)

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ring
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/proc"
+)
+
+// seat is a reader as the writer knows it. Writer.mu guards it.
+type seat struct {
+	number  int
+	epoch   uint64
+	conn    *net.UnixConn
+	process proc.Remote
+	words   []word // nil: the seat is another's now
+	mem     []byte
+	left    bool      // its connection has ended: it gets nothing any more, and may hold
+	stopped time.Time // since when the process was seen stopped, each time; zero: it was not
+}
+
+const (
+	version      = 1
+	welcomeBytes = 40
+	joinLimit    = 5 * time.Second // for one reader to take its welcome
+	endPoll      = 100 * time.Millisecond
+	sweepPause   = 10 * time.Millisecond // between two looks at all readers' processes
+)
+
+var doorbell = []byte{1}
+
+// welcome is what a reader learns beside the descriptors of table, words and data.
+type welcome struct {
+	objects, bytes, epoch uint64
+	seat                  uint32
+	sums                  bool
+}
+
+func (w *welcome) encode() []byte {
+	p := make([]byte, welcomeBytes)
+	binary.LittleEndian.PutUint32(p, version)
+	binary.LittleEndian.PutUint64(p[8:], w.objects)
+	binary.LittleEndian.PutUint64(p[16:], w.bytes)
+	binary.LittleEndian.PutUint64(p[24:], w.epoch)
+	binary.LittleEndian.PutUint32(p[32:], w.seat)
+	if w.sums {
+		p[36] = 1
+	}
+	return p
+}
+
+// receiveWelcome reads what the writer says first, which is also a refusal in words. The
+// descriptors are the caller's.
+func receiveWelcome(conn *net.UnixConn) (w welcome, fds []int, err error) {
+	p, oob := make([]byte, 1024), make([]byte, unix.CmsgSpace(3*4))
+	n, oobn, _, _, err := conn.ReadMsgUnix(p, oob)
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return w, nil, fmt.Errorf("hear the writer: %w", err)
+	}
+	if messages, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil {
+		for i := range messages {
+			got, _ := unix.ParseUnixRights(&messages[i]) // another kind has none
+			fds = append(fds, got...)
+		}
+	}
+	p = p[:n]
+	if n < 4 || binary.LittleEndian.Uint32(p) != version {
+		return w, fds, fmt.Errorf("join: the writer is of another version, we are of %d: %w",
+			version, driver.ErrVersion)
+	}
+	if n != welcomeBytes || len(fds) != 3 {
+		return w, fds, fmt.Errorf("join: the writer has no seat for us: %s: %w", p[4:],
+			driver.ErrBusy)
+	}
+	w.objects = binary.LittleEndian.Uint64(p[8:])
+	w.bytes = binary.LittleEndian.Uint64(p[16:])
+	w.epoch = binary.LittleEndian.Uint64(p[24:])
+	w.seat = binary.LittleEndian.Uint32(p[32:])
+	w.sums = p[36] == 1
+	if w.objects > objectsMax || w.seat >= seatsMax || w.bytes > 1<<46 {
+		return w, fds, fmt.Errorf("join: the writer's welcome says %+v: %w", w, driver.ErrCorrupt)
+	}
+	return w, fds, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd) // received and mapped, or not used: nothing can be lost
+	}
+}
+
+// sendNow sends a message if the kernel has room for it.
+func sendNow(conn *net.UnixConn, p []byte) (err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	ctrlErr := raw.Control(func(fd uintptr) {
+		err = unix.Send(int(fd), p, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	})
+	return errors.Join(ctrlErr, err)
+}
+
+// accept takes readers until the writer closes.
+func (w *Writer) accept() {
+	for {
+		c, err := w.listener.Accept()
+		if err != nil {
+			if w.closing.Err() != nil {
+				return
+			}
+			wait(w.closing, nil, endPoll) // a lack of descriptors, say, may pass
+			continue
+		}
+		conn := c.(*net.UnixConn)
+		if !w.keep(conn) {
+			_ = conn.Close() // the reader tries again
+			continue
+		}
+		w.working.Go(func() {
+			defer w.forget(conn)
+			w.serve(conn)
+		})
+	}
+}
+
+// keep counts the connections: strangers that say nothing get no more of them than readers.
+func (w *Writer) keep(conn *net.UnixConn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closing.Err() != nil || len(w.conns) >= 2*len(w.seats) {
+		return false
+	}
+	w.conns[conn] = true
+	return true
+}
+
+func (w *Writer) forget(conn *net.UnixConn) {
+	_ = conn.Close() // nothing is to be sent any more
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.conns, conn)
+}
+
+// serve is the life of a reader, as the writer sees it: it sits down, rings when it lets go of an
+// object that somebody waits for, hangs up, and has its seat until it holds nothing or has ended.
+func (w *Writer) serve(conn *net.UnixConn) {
+	process, err := proc.Identify(conn)
+	if err != nil {
+		refuse(conn, err)
+		return
+	}
+	defer process.Release()
+	s, err := w.sitDown(conn, process)
+	if err != nil {
+		refuse(conn, err)
+		return
+	}
+	var p [16]byte
+	for {
+		if n, err := conn.Read(p[:]); n == 0 || err != nil {
+			break
+		}
+		w.tell()
+	}
+	for !w.leave(s) {
+		wait(w.closing, nil, endPoll)
+	}
+}
+
+func refuse(conn *net.UnixConn, err error) {
+	p := binary.LittleEndian.AppendUint32(nil, version)
+	text := err.Error()
+	_ = sendNow(conn, append(p, text[:min(len(text), 512)]...)) // it may have gone
+}
+
+// sitDown gives a reader a seat and a page of words, and tells it.
+func (w *Writer) sitDown(conn *net.UnixConn, process proc.Remote) (s *seat, err error) {
+	objects := uint64(len(w.rows))
+	fd, mem, err := hostmem.NewSealed("sluice-ring-words", wordsBytes(objects), false)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }() // the mapping and the reader keep it
+	w.mu.Lock()
+	w.sweep(time.Now())
+	n := slices.Index(w.seats, nil)
+	if n < 0 {
+		w.mu.Unlock()
+		return nil, errors.Join(unix.Munmap(mem), fmt.Errorf("all %d seats are taken: raise "+
+			"Config.Readers: %w", len(w.seats), driver.ErrBusy))
+	}
+	w.epoch++
+	s = &seat{number: n, epoch: w.epoch, conn: conn, process: process, words: asWords(mem, objects),
+		mem: mem}
+	w.seats[n] = s
+	if w.awaited&(1<<n) == 0 { // one that was awaited is to get what was put before
+		w.oweNothing(n)
+	}
+	w.awaited &^= 1 << n
+	w.head.seats[n].Store(s.epoch)
+	w.mu.Unlock()
+	hello := welcome{objects, uint64(len(w.data)), s.epoch, uint32(n), w.cfg.Sums}
+	err = conn.SetWriteDeadline(time.Now().Add(joinLimit))
+	if err == nil {
+		_, _, err = conn.WriteMsgUnix(hello.encode(), unix.UnixRights(w.tableFD, fd, w.dataFD), nil)
+	}
+	if err != nil {
+		w.leave(s)
+		return nil, fmt.Errorf("welcome a reader: %w", err)
+	}
+	return s, nil
+}
+
+// leave has the writer wait no longer for what a reader was to get. It reports whether the seat is
+// free: whoever hung up may live, and hold; its end is the proof, or that it holds nothing.
+func (w *Writer) leave(s *seat) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s.left = true
+	if s.words != nil && w.closing.Err() == nil && !s.process.Dead() {
+		for i := range s.words {
+			if s.words[i].holds.Load() != 0 {
+				return false
+			}
+		}
+	}
+	w.clear(s)
+	return true
+}
+
+// clear ends what a reader holds and waits for. The caller holds mu.
+func (w *Writer) clear(s *seat) {
+	if s.words == nil {
+		return
+	}
+	w.seats[s.number], s.words = nil, nil
+	_ = unix.Munmap(s.mem) // a whole mapping of ours: cannot fail
+	w.wake()
+}
+
+// sweep gives up the seats of readers that have ended, or have been stopped for Config.Frozen, each
+// time that somebody looked. The caller holds mu.
+func (w *Writer) sweep(now time.Time) {
+	if now.Sub(w.swept) < sweepPause {
+		return
+	}
+	w.swept = now
+	for _, s := range w.seats {
+		switch {
+		case s == nil:
+			continue
+		case s.process.Dead():
+		case w.cfg.Frozen < 0 || !s.process.Stopped():
+			s.stopped = time.Time{}
+			continue
+		case s.stopped.IsZero():
+			s.stopped = now
+			continue
+		case now.Sub(s.stopped) < w.cfg.Frozen:
+			continue
+		default: // first the word that the reader looks at behind each use, then what it held
+			w.head.seats[s.number].Store(0)
+			w.stats.Revoked++
+		}
+		w.clear(s)
+		_ = s.conn.Close() // a child may have it open still
+	}
+}
+
+// tell wakes all that wait for room.
+func (w *Writer) tell() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wake()
+}
+
+// wake is tell for who holds mu.
+func (w *Writer) wake() {
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// wait sleeps until something has changed, at most for a while, or until ctx is over.
+func wait(ctx context.Context, changed <-chan struct{}, most time.Duration) {
+	t := time.NewTimer(most)
+	defer t.Stop()
+	select {
+	case <-changed:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
