@@ -35,9 +35,14 @@ static void at_exit(void)
 
 static void watch_exit(void) { (void)atexit(at_exit); }
 
-int sluice_open(const struct sluice_config *config, sluice_engine *engine)
+void slgo_watch_exit(void)
 {
 	static pthread_once_t watched = PTHREAD_ONCE_INIT;
+	pthread_once(&watched, watch_exit);
+}
+
+int sluice_open(const struct sluice_config *config, sluice_engine *engine)
+{
 	struct sluice_config known = {0};
 	int code = slgo_copy(&known, sizeof known, CONFIG_LEAST, config, "sluice_config");
 	if (code)
@@ -45,7 +50,7 @@ int sluice_open(const struct sluice_config *config, sluice_engine *engine)
 	SLGO_NEED(engine);
 	code = slgoOpen(&known, engine, slgo_fault());
 	if (!code) // behind what backends have loaded, which must not end before them
-		pthread_once(&watched, watch_exit);
+		slgo_watch_exit();
 	return code;
 }
 

@@ -6,9 +6,9 @@
 // # The way of a call
 //
 //  1. A function of sluice.h (calls_engine.c, calls_peer.c, calls_transfer.c, calls_kv.c,
-//     calls_handoff.c) refuses the child of a fork (slgo_check_fork), copies a struct of the
-//     caller's version into one of this version (slgo_copy), and calls one exported function of
-//     Go, on the caller's own thread.
+//     calls_handoff.c, calls_ring.c) refuses the child of a fork (slgo_check_fork), copies a struct
+//     of the caller's version into one of this version (slgo_copy), and calls one exported function
+//     of Go, on the caller's own thread.
 //  2. That function (slgo…) looks its handles up. A handle is kind, generation and index
 //     (handles.go), so that no number of a caller reaches memory of ours: a stale or made-up one is
 //     an error.
@@ -31,8 +31,9 @@
 // # The end
 //
 // sluice_close closes the engine and then makes stale what was of it; memory of sluice_alloc
-// belongs to no engine and stays until sluice_memory_close. A process that exits closes all its
-// engines first (slgoExit), so that nothing lands in memory that its own handlers unmap.
+// belongs to no engine and stays until sluice_memory_close, and rings (ring.go) until
+// sluice_ring_close. A process that exits closes all its engines and rings first (slgoExit), so
+// that nothing lands in memory that its own handlers unmap.
 package main
 
 // main is what the build mode asks for; it is not called.

@@ -16,6 +16,7 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
+	"github.com/sluicehq/sluice/kv/ring"
 )
 
 // errArgument is the class of errors for calls with an invalid argument.
@@ -46,11 +47,14 @@ var codes = []struct {
 	{driver.ErrReadOnly, C.SLUICE_ERR_READ_ONLY},
 	{engine.ErrAborted, C.SLUICE_ERR_ABORTED},
 	{engine.ErrPeerLost, C.SLUICE_ERR_PEER_LOST},
+	{ring.ErrFull, C.SLUICE_ERR_FULL}, // its time was over as well
 	{engine.ErrTimeout, C.SLUICE_ERR_TIMEOUT},
 	{context.DeadlineExceeded, C.SLUICE_ERR_TIMEOUT},
 	{engine.ErrClosed, C.SLUICE_ERR_CLOSED},
 	{engine.ErrFull, C.SLUICE_ERR_FULL},
 	{cache.ErrNoRoom, C.SLUICE_ERR_FULL},
+	{ring.ErrKnown, C.SLUICE_ERR_BUSY},
+	{ring.ErrMiss, C.SLUICE_ERR_MISSING},
 	{engine.ErrBusy, C.SLUICE_ERR_BUSY},
 	{engine.ErrBounds, C.SLUICE_ERR_BOUNDS},
 	{engine.ErrFault, C.SLUICE_ERR_FAULT},

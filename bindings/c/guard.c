@@ -106,6 +106,7 @@ const char *sluice_code_name(int code)
 	    "SLUICE_ERR_READ_ONLY",
 	    "SLUICE_ERR_TIMEOUT",
 	    "SLUICE_ERR_FAULT",
+	    "SLUICE_ERR_MISSING",
 	};
 	if (code == SLUICE_PENDING)
 		return "SLUICE_PENDING";

@@ -18,9 +18,10 @@ enum { THREADS = 6, SLOTS = 12, SOCKETS = 4, ROOM = 1 << 20, US = 1000 };
 
 // The handles of each kind, which any thread may use or replace at any time.
 enum kind { ENGINE, MEMORY, REGION, PEER, REMOTE, TRANSFER, LEASE, LISTENER, KV, SPACE, OP,
-	    KINDS };
+	    RING, READER, VIEW, KINDS };
 static _Atomic uint64_t handles[KINDS][SLOTS];
-static const int slots[KINDS] = {3, 8, 12, 12, 12, 12, 8, 4, 4, 6, 12};
+static const int slots[KINDS] = {3, 8, 12, 12, 12, 12, 8, 4, 4, 6, 12,
+				   2, 4, 12};
 
 static char sockets[SOCKETS][200];
 static uint32_t lists[64];
@@ -354,10 +355,66 @@ static void blocks(struct hand *h)
 		DO(sluice_kv_op_close(put(h, OP, made)));
 }
 
+static void rings(struct hand *h)
+{
+	static struct sluice_ring_handle known[4]; // torn ones are nonsense, as any may be
+	struct sluice_ring_part parts[] = {{h->room, any(h, 9000)}, {h->room, any(h, 9000)}};
+	struct sluice_ring_handle handle = known[any(h, 4)];
+	const char *key = any(h, 2) ? "a" : "b";
+	const void *bytes;
+	char path[220];
+	uint64_t made, n;
+	size_t length;
+	int gone;
+	unsigned at = any(h, 2);
+	snprintf(path, sizeof path, "%s-ring", sockets[at]);
+	struct sluice_ring_config c = {.size = sizeof c, .path = path, .bytes = 1 << 15,
+				       .flags = SLUICE_RING_SUMS, .patience_ns = 1000 * US};
+	switch (any(h, 10)) {
+	case 0:
+		DO(sluice_ring_close(handles[RING][at]));
+		if (DO(sluice_ring_open(&c, &made)) == SLUICE_OK)
+			atomic_store(&handles[RING][at], made); // the one before has closed
+		return;
+	case 1:
+		DO(sluice_ring_leave(pick(h, READER)));
+		if (DO(sluice_ring_join(path, 20000 * US, &made)) == SLUICE_OK)
+			put(h, READER, made);
+		return;
+	case 2:
+		DO(sluice_ring_touch(pick(h, RING), key));
+		DO(sluice_ring_stats(pick(h, RING), h->room, ROOM, &length));
+		DO(sluice_ring_end_touches(pick(h, RING)));
+		return;
+	case 3:
+		DO(sluice_ring_remove(pick(h, RING), key));
+		DO(sluice_ring_clear(pick(h, RING)));
+		return;
+	case 4:
+		DO(sluice_ring_hand_out(pick(h, RING), key, &handle));
+		DO(sluice_ring_find(pick(h, RING), key, &handle));
+		break;
+	case 5:
+		DO(sluice_ring_note(pick(h, READER), h->room, ROOM, &length));
+		DO(sluice_ring_gone(pick(h, READER), &gone));
+		DO(sluice_ring_verify(pick(h, VIEW)));
+		return;
+	case 6:
+		DO(sluice_ring_view_close(pick(h, VIEW)));
+		return;
+	default:
+		DO(sluice_ring_put(pick(h, RING), key, parts, 2, 2000 * US, &handle));
+	}
+	known[any(h, 4)] = handle;
+	if (DO(sluice_ring_get(pick(h, any(h, 4) ? READER : RING), &handle, &bytes, &n, &made)) ==
+	    SLUICE_OK)
+		DO(sluice_ring_view_close(put(h, VIEW, made)));
+}
+
 static void (*const calls[])(struct hand *) = {
 	engines, memories, regions,	remotes,  transfers, fill,    fill,   post,
 	post,	 peers,	   completions, messages, leases,    serving, telling, caches,
-	blocks,	 blocks,
+	blocks,	 blocks,   rings,
 };
 
 static void *work(void *arg)
@@ -404,6 +461,15 @@ int hammer(unsigned seed, int rounds, const char *folder, struct hammer_counts *
 		int code = sluice_memory_close(atomic_exchange(&handles[MEMORY][i], 0));
 		if (code < 0 && code != SLUICE_ERR_HANDLE)
 			failed = code;
+	}
+	static int (*const ends[])(uint64_t) = {sluice_ring_close, sluice_ring_leave,
+						sluice_ring_view_close};
+	for (int k = VIEW; k >= RING; k--) {
+		for (int i = 0; i < slots[k]; i++) {
+			int code = ends[k - RING](atomic_exchange(&handles[k][i], 0));
+			if (code < 0 && code != SLUICE_ERR_HANDLE && code != SLUICE_ERR_BUSY)
+				failed = code;
+		}
 	}
 	return failed;
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/ring"
 )
 
 // A handle consists of a kind, a generation and an index, from the high bits to the low ones. The
@@ -40,11 +41,15 @@ const (
 	kindKVOp
 	kindHandoff
 	kindHandoffRequest
+	kindRing
+	kindRingReader
+	kindRingView
 )
 
 var kindNames = [...]string{"", "an engine", "a memory", "a region", "a peer", "a remote",
 	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache",
-	"a rank of a hand-over", "a request of a hand-over"}
+	"a rank of a hand-over", "a request of a hand-over", "a ring", "a reader of a ring",
+	"a view of a ring"}
 
 // table finds the objects of one kind by their handles. get takes two atomic loads and no lock.
 // Free slots are used again, the one that has been free for the longest time first.
@@ -87,7 +92,7 @@ func (e *staleError) Error() string {
 		return fmt.Sprintf("%#x is %s, where %s is wanted", e.handle, kindNames[got],
 			kindNames[e.want])
 	}
-	if e.want == kindEngine || e.want == kindMemory {
+	if e.want == kindEngine || e.want == kindMemory || e.want >= kindRing { // of no engine
 		return fmt.Sprintf("the %s was closed", name)
 	}
 	return fmt.Sprintf("the %s was closed, or its engine was", name)
@@ -178,4 +183,7 @@ var (
 	kvOps     = table[kvOp]{kind: kindKVOp}
 	handoffs  = table[groupRank]{kind: kindHandoff}
 	handed    = table[groupRequest]{kind: kindHandoffRequest}
+	rings     = table[ring.Writer]{kind: kindRing}
+	readers   = table[ring.Reader]{kind: kindRingReader}
+	views     = table[ring.View]{kind: kindRingView}
 )

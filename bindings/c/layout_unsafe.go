@@ -37,6 +37,9 @@ func goLayout() map[string]string {
 		"sluice_kv_estimate":          C.struct_sluice_kv_estimate{},
 		"sluice_handoff_config":       C.struct_sluice_handoff_config{},
 		"sluice_handoff_table":        C.struct_sluice_handoff_table{},
+		"sluice_ring_config":          C.struct_sluice_ring_config{},
+		"sluice_ring_handle":          C.struct_sluice_ring_handle{},
+		"sluice_ring_part":            C.struct_sluice_ring_part{},
 	} {
 		s := reflect.TypeOf(v)
 		list[name] = fmt.Sprint(s.Size())

@@ -15,6 +15,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/identity"
+	"github.com/sluicehq/sluice/kv/ring"
 )
 
 // openEngine is the object of an engine handle.
@@ -167,13 +168,16 @@ func slgoClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	return answer(f, e.close())
 }
 
-// slgoExit closes all engines when the process ends by exit.
+// slgoExit closes all engines when the process ends by exit, and rings, whose sockets have files.
 //
 //export slgoExit
 func slgoExit() {
 	var closing sync.WaitGroup
 	for _, e := range engines.dropAll(func(*openEngine) bool { return true }) {
 		closing.Go(func() { _ = e.close() }) // the program has ended
+	}
+	for _, w := range rings.dropAll(func(*ring.Writer) bool { return true }) {
+		closing.Go(func() { _ = w.Close() })
 	}
 	closing.Wait()
 }

@@ -34,9 +34,9 @@
  * later needs SA_ONSTACK, and for the signals above it should call the handler that it has
  * replaced. Threads of the runtime receive signals that are sent to the process.
  *
- * Exit. exit() and the return from main close all engines, before what was registered with atexit
- * before the first sluice_open, and the destructors of objects that are older: transfers end before
- * the memory that they use. _exit closes nothing.
+ * Exit. exit() and the return from main close all engines and rings, before what was registered
+ * with atexit before the first was opened, and the destructors of objects that are older: transfers
+ * end before the memory that they use. _exit closes nothing.
  *
  * Fork. After fork without exec every call in the child returns SLUICE_ERR_FORK:
  * the threads that do the work are not there. Fork before the library is loaded (dlopen),
@@ -85,7 +85,8 @@ enum {
 	SLUICE_ERR_READ_ONLY = -20,    /* peers may only read that memory */
 	SLUICE_ERR_TIMEOUT = -21,      /* a deadline has passed */
 	/* registered memory, of either side, was unmapped, is protected, or its file was cut */
-	SLUICE_ERR_FAULT = -22
+	SLUICE_ERR_FAULT = -22,
+	SLUICE_ERR_MISSING = -23       /* a ring has no such object, or not any more */
 };
 
 typedef uint64_t sluice_engine;
@@ -965,6 +966,125 @@ int sluice_handoff_stats(sluice_handoff handoff, void *buffer, size_t capacity, 
  * call it again. sluice_close closes the ranks of its engine first.
  */
 int sluice_handoff_close(sluice_handoff handoff);
+
+/* ---- objects that many processes of a host read ---- */
+
+/*
+ * One process, the writer, has a ring of immutable objects, which others of its host and user read
+ * where they lie. docs/ring.md has what is promised. No engine has a part in it.
+ */
+typedef uint64_t sluice_ring;        /* of the writer */
+typedef uint64_t sluice_ring_reader;
+typedef uint64_t sluice_ring_view;   /* an object that is held */
+
+enum { SLUICE_RING_SUMS = 1 }; /* sluice_ring_config.flags: take CRC-32Cs, for sluice_ring_verify */
+
+struct sluice_ring_config {
+	uint32_t size;
+	uint32_t flags;
+	const char *path; /* of the Unix socket at which readers join */
+	uint64_t bytes; /* for objects; taken at once */
+	uint32_t objects; /* at most so many at a time; 4,096 */
+	uint32_t readers; /* at most so many at a time, up to 64; 64 */
+	uint32_t awaited; /* so many readers will come: what is put before waits for them as well */
+	uint32_t note_length; /* at most 512 */
+	const void *note; /* what each reader is told when it joins: sluice_ring_note */
+	int64_t patience_ns; /* how long an object waits for those that have not got it; 60 s */
+	/* how long a stopped reader keeps what it holds; 30 s; negative: for ever */
+	int64_t frozen_ns;
+};
+
+/* Names an object of one writer, for its readers. It may travel any way. */
+struct sluice_ring_handle {
+	uint64_t generation;
+	uint32_t row;
+	uint32_t reserved; /* 0 */
+};
+
+/* A part of an object. */
+struct sluice_ring_part {
+	const void *bytes;
+	uint64_t length;
+};
+
+/* Opens a ring and lets readers join. SLUICE_ERR_SYSTEM: another program listens at the path. */
+int sluice_ring_open(const struct sluice_ring_config *config, sluice_ring *ring);
+
+/*
+ * Copies an object into the ring, its parts one behind the other, and hands it out to each reader:
+ * it stays until all have got it, or for patience_ns where its room is needed. Where the ring is
+ * full, others go that nobody holds or waits for; without such it waits. SLUICE_ERR_FULL: there was
+ * none within the timeout; the text says who holds what. SLUICE_ERR_BUSY: the key is known.
+ * SLUICE_ERR_BOUNDS: more than the ring has.
+ */
+int sluice_ring_put(sluice_ring ring, const char *key, const struct sluice_ring_part *parts,
+		    size_t count, int64_t timeout_ns, struct sluice_ring_handle *handle);
+
+/* Hands the object of a key out to each reader once more. It ends a touch. */
+int sluice_ring_hand_out(sluice_ring ring, const char *key, struct sluice_ring_handle *handle);
+
+/*
+ * The handle of a key, and nothing is changed: the object may go before it is got. This one, those
+ * above and below: SLUICE_ERR_MISSING if the ring has no object of the key.
+ */
+int sluice_ring_find(sluice_ring ring, const char *key, struct sluice_ring_handle *handle);
+
+/* Keeps the object of a key until sluice_ring_hand_out or sluice_ring_end_touches. */
+int sluice_ring_touch(sluice_ring ring, const char *key);
+int sluice_ring_end_touches(sluice_ring ring);
+
+/*
+ * Has readers find the object of a key, or any, no more. Views stay as they are; the room is free
+ * behind the last.
+ */
+int sluice_ring_remove(sluice_ring ring, const char *key);
+int sluice_ring_clear(sluice_ring ring);
+
+/*
+ * What the writer has and has done, as JSON: "objects", "readers", "bytes" and "free" of them;
+ * "puts", "handles" (handed out again), "evicted", "overdue" of those, before all readers had got
+ * them, and "revoked", seats of stopped readers. Buffer as for sluice_stats.
+ */
+int sluice_ring_stats(sluice_ring ring, void *buffer, size_t capacity, size_t *length);
+
+/*
+ * Ends the ring: nobody joins or waits any more. Readers keep what they hold, and get what was
+ * there. While views of the writer's own are open it is SLUICE_ERR_BUSY, and nothing has changed.
+ */
+int sluice_ring_close(sluice_ring ring);
+
+/*
+ * Asks the writer at a path for a seat until the timeout is over (SLUICE_ERR_TIMEOUT): it may still
+ * have to come. SLUICE_ERR_SYSTEM (EPERM): another user's.
+ */
+int sluice_ring_join(const char *path, int64_t timeout_ns, sluice_ring_reader *reader);
+
+/* The note of the writer. Buffer as for sluice_stats. */
+int sluice_ring_note(sluice_ring_reader reader, void *buffer, size_t capacity, size_t *length);
+
+/* *gone is 1 once the writer has ended: what it puts from then on needs another join. */
+int sluice_ring_gone(sluice_ring_reader reader, int *gone);
+
+/*
+ * Holds an object where it lies until sluice_ring_view_close. A program that writes there ends by
+ * SIGSEGV. reader may be a sluice_ring: the writer reads its own. SLUICE_ERR_MISSING: it has gone,
+ * or the handle is of another ring. SLUICE_ERR_REVOKED: this reader was stopped for frozen_ns and
+ * has lost its seat: join again.
+ */
+int sluice_ring_get(uint64_t reader, const struct sluice_ring_handle *handle, const void **bytes,
+		    uint64_t *length, sluice_ring_view *view);
+
+/* Compares the CRC-32C with that of the put. SLUICE_ERR_NOT_SUPPORTED without SLUICE_RING_SUMS. */
+int sluice_ring_verify(sluice_ring_view view);
+
+/*
+ * Lets the object go. SLUICE_ERR_REVOKED: its bytes may have changed while they were held; it has
+ * gone all the same.
+ */
+int sluice_ring_view_close(sluice_ring_view view);
+
+/* Leaves. SLUICE_ERR_BUSY while views are open, and nothing has changed. */
+int sluice_ring_leave(sluice_ring_reader reader);
 
 /* ---- why ---- */
 

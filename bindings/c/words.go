@@ -14,6 +14,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/handoff"
+	"github.com/sluicehq/sluice/kv/ring"
 )
 
 // plainText returns the text of an error for programs in C and Python. They know neither the names
@@ -107,7 +108,8 @@ var (
 func configFields() map[string]string {
 	names := byname.Fields()
 	for _, config := range []reflect.Type{reflect.TypeFor[engine.Config](),
-		reflect.TypeFor[cache.Config](), reflect.TypeFor[handoff.Limits]()} {
+		reflect.TypeFor[cache.Config](), reflect.TypeFor[handoff.Limits](),
+		reflect.TypeFor[ring.Config]()} {
 		for _, f := range reflect.VisibleFields(config) {
 			names[f.Name] = byname.OptionName(f.Name)
 		}

@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
@@ -176,6 +180,32 @@ func TestKilledReader(t *testing.T) {
 
 // A reader that is stopped at any step keeps what it holds for Frozen. Then others get its room,
 // and it is told when it goes on; never are other bytes taken for those of the handle.
+// TestWriterOfAnotherUser: whoever may make a socket at the path gets no reader.
+func TestWriterOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "ring",
+			Reason: "it takes root to be another user"})
+	}
+	name := fmt.Sprintf("@sluice-ring-test-%d", os.Getpid())
+	listening := make(chan net.Listener)
+	go func() {
+		defer close(listening)
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		const nobody = 65534
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+			return
+		}
+		if l, err := net.Listen("unixpacket", name); err == nil {
+			listening <- l
+		}
+	}()
+	l := <-listening
+	require.NotNil(t, l)
+	defer l.Close()
+	_, err := Join(t.Context(), name)
+	require.ErrorIs(t, err, os.ErrPermission)
+}
+
 func TestStoppedReader(t *testing.T) {
 	for _, point := range []string{"", "ring: raised"} {
 		t.Run(point, func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/digest"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/internal/proc"
 	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
@@ -149,10 +150,17 @@ func (o *View) Verify() error {
 		return fmt.Errorf("verify an object of a ring without Config.Sums: %w",
 			driver.ErrNotSupported)
 	}
+	defer o.of.open.Add(-1)
+	if o.of.open.Add(1) <= 0 || o.closed.Load() { // nothing is unmapped from here on
+		return driver.ErrClosed
+	}
 	var err error
 	if sum := digest.CRC32C(o.bytes); sum != o.sum {
 		err = fmt.Errorf("object has CRC-32C %08x, and %08x when it was put: %w", sum, o.sum,
 			driver.ErrCorrupt)
+	}
+	if o.closed.Load() { // meanwhile: they may be another object's
+		return driver.ErrClosed
 	}
 	return o.of.why(o.word, err)
 }
@@ -173,6 +181,7 @@ func (o *View) Close() error {
 type Reader struct {
 	member
 	conn  *net.UnixConn
+	note  []byte
 	table []byte
 	mine  []byte
 	gone  chan struct{}
@@ -207,6 +216,11 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 			_ = conn.Close() // the error that counts is there
 		}
 	}()
+	writer, err := proc.Identify(conn) // whoever may write to the folder can listen there
+	if err != nil {
+		return nil, err
+	}
+	writer.Release()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	w, fds, err := receiveWelcome(conn)
@@ -214,7 +228,7 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{conn: conn, gone: make(chan struct{})}
+	r := &Reader{conn: conn, note: w.note, gone: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.unmap())
@@ -271,6 +285,9 @@ func (r *Reader) Get(h Handle) (*View, error) {
 	}
 	return o, err
 }
+
+// Note is the Config.Note of the writer.
+func (r *Reader) Note() []byte { return r.note }
 
 // Gone is closed when the writer has ended: what it puts from then on needs another Join.
 func (r *Reader) Gone() <-chan struct{} { return r.gone }

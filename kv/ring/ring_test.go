@@ -66,8 +66,9 @@ func got(t *testing.T, r *Reader, h Handle) []byte {
 }
 
 func TestPutAndGet(t *testing.T) {
-	w := openRing(t, Config{Bytes: 1 << 20, Sums: true})
+	w := openRing(t, Config{Bytes: 1 << 20, Sums: true, Note: filled(noteMax, 'n')})
 	a, b := joinRing(t, w), joinRing(t, w)
+	require.Equal(t, filled(noteMax, 'n'), b.Note())
 	h, err := w.Put(t.Context(), "image", []byte("pix"), nil, []byte("els"))
 	require.NoError(t, err)
 	for _, r := range []*Reader{a, b} {
@@ -79,6 +80,7 @@ func TestPutAndGet(t *testing.T) {
 		require.ErrorIs(t, r.Close(), driver.ErrBusy)
 		require.NoError(t, o.Close())
 		require.NoError(t, o.Close())
+		require.ErrorIs(t, o.Verify(), driver.ErrClosed)
 	}
 	own, err := w.Get(h)
 	require.NoError(t, err)
@@ -367,7 +369,7 @@ func TestSeats(t *testing.T) {
 	require.Equal(t, filled(9, 9), got(t, r, put(t, w, "a", 9, 9)))
 	for _, cfg := range []Config{{}, {Path: "x"}, {Path: "x", Bytes: 1, Objects: -1},
 		{Path: "x", Bytes: 1, Readers: 65}, {Path: "x", Bytes: 1, Readers: 1, Await: 2},
-		{Path: "x", Bytes: 1, Patience: -1}} {
+		{Path: "x", Bytes: 1, Patience: -1}, {Path: "x", Bytes: 1, Note: make([]byte, 513)}} {
 		_, err := Open(cfg)
 		require.ErrorIs(t, err, driver.ErrBounds, "%+v", cfg)
 	}

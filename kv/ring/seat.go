@@ -33,7 +33,8 @@ type seat struct {
 
 const (
 	version      = 1
-	welcomeBytes = 40
+	welcomeBytes = 40 // without the note behind it
+	noteMax      = 512
 	joinLimit    = 5 * time.Second // for one reader to take its welcome
 	endPoll      = 100 * time.Millisecond
 	sweepPause   = 10 * time.Millisecond // between two looks at all readers' processes
@@ -46,10 +47,11 @@ type welcome struct {
 	objects, bytes, epoch uint64
 	seat                  uint32
 	sums                  bool
+	note                  []byte
 }
 
 func (w *welcome) encode() []byte {
-	p := make([]byte, welcomeBytes)
+	p := make([]byte, welcomeBytes, welcomeBytes+len(w.note))
 	binary.LittleEndian.PutUint32(p, version)
 	binary.LittleEndian.PutUint64(p[8:], w.objects)
 	binary.LittleEndian.PutUint64(p[16:], w.bytes)
@@ -58,7 +60,7 @@ func (w *welcome) encode() []byte {
 	if w.sums {
 		p[36] = 1
 	}
-	return p
+	return append(p, w.note...)
 }
 
 // receiveWelcome reads what the writer says first, which is also a refusal in words. The
@@ -83,7 +85,7 @@ func receiveWelcome(conn *net.UnixConn) (w welcome, fds []int, err error) {
 		return w, fds, fmt.Errorf("join: the writer is of another version, we are of %d: %w",
 			version, driver.ErrVersion)
 	}
-	if n != welcomeBytes || len(fds) != 3 {
+	if n < welcomeBytes || len(fds) != 3 {
 		return w, fds, fmt.Errorf("join: the writer has no seat for us: %s: %w", p[4:],
 			driver.ErrBusy)
 	}
@@ -91,7 +93,7 @@ func receiveWelcome(conn *net.UnixConn) (w welcome, fds []int, err error) {
 	w.bytes = binary.LittleEndian.Uint64(p[16:])
 	w.epoch = binary.LittleEndian.Uint64(p[24:])
 	w.seat = binary.LittleEndian.Uint32(p[32:])
-	w.sums = p[36] == 1
+	w.sums, w.note = p[36] == 1, p[welcomeBytes:]
 	if w.objects > objectsMax || w.seat >= seatsMax || w.bytes > 1<<46 {
 		return w, fds, fmt.Errorf("join: the writer's welcome says %+v: %w", w, driver.ErrCorrupt)
 	}
@@ -215,7 +217,7 @@ func (w *Writer) sitDown(conn *net.UnixConn, process proc.Remote) (s *seat, err 
 	w.awaited &^= 1 << n
 	w.head.seats[n].Store(s.epoch)
 	w.mu.Unlock()
-	hello := welcome{objects, uint64(len(w.data)), s.epoch, uint32(n), w.cfg.Sums}
+	hello := welcome{objects, uint64(len(w.data)), s.epoch, uint32(n), w.cfg.Sums, w.cfg.Note}
 	err = conn.SetWriteDeadline(time.Now().Add(joinLimit))
 	if err == nil {
 		_, _, err = conn.WriteMsgUnix(hello.encode(), unix.UnixRights(w.tableFD, fd, w.dataFD), nil)

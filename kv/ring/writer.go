@@ -34,6 +34,7 @@ type Config struct {
 	Readers int    // at most so many at a time, up to 64, which is 0
 	Await   int    // so many readers will come: what is put before waits for them as well
 	Sums    bool   // Commit takes the CRC-32C of each object, for View.Verify
+	Note    []byte // that each reader is told when it joins (Reader.Note); at most 512 bytes
 
 	// Patience is how long an object waits for the readers that it was handed out for and that have
 	// not got it, where others need its room. 0: a minute.
@@ -169,6 +170,9 @@ func (c *Config) complete() error {
 	case c.Readers < 0 || c.Readers > seatsMax || c.Await < 0 || c.Await > c.Readers:
 		return fmt.Errorf("%d readers, %d of them awaited; a ring takes 1 to %d, and awaits no "+
 			"more than it takes: %w", c.Readers, c.Await, seatsMax, driver.ErrBounds)
+	case len(c.Note) > noteMax:
+		return fmt.Errorf("Note of %d bytes, at most %d: %w", len(c.Note), noteMax,
+			driver.ErrBounds)
 	case c.Patience < 0:
 		return fmt.Errorf("Patience of %v: %w", c.Patience, driver.ErrBounds)
 	}

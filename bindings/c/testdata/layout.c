@@ -104,6 +104,17 @@ int main(void)
 	AT(sluice_handoff_config, peers_count), AT(sluice_handoff_config, options);
 	SIZE(sluice_handoff_table);
 	AT(sluice_handoff_table, blocks), AT(sluice_handoff_table, count);
+	SIZE(sluice_ring_config);
+	AT(sluice_ring_config, size), AT(sluice_ring_config, flags), AT(sluice_ring_config, path),
+	    AT(sluice_ring_config, bytes), AT(sluice_ring_config, objects);
+	AT(sluice_ring_config, readers), AT(sluice_ring_config, awaited),
+	    AT(sluice_ring_config, note_length), AT(sluice_ring_config, note);
+	AT(sluice_ring_config, patience_ns), AT(sluice_ring_config, frozen_ns);
+	SIZE(sluice_ring_handle);
+	AT(sluice_ring_handle, generation), AT(sluice_ring_handle, row),
+	    AT(sluice_ring_handle, reserved);
+	SIZE(sluice_ring_part);
+	AT(sluice_ring_part, bytes), AT(sluice_ring_part, length);
 	VALUE(SLUICE_OK), VALUE(SLUICE_PENDING), VALUE(SLUICE_ERR_HANDLE),
 	VALUE(SLUICE_ERR_ARGUMENT), VALUE(SLUICE_ERR_FORK);
 	VALUE(SLUICE_ERR_SPACE), VALUE(SLUICE_ERR_SYSTEM), VALUE(SLUICE_ERR_CLOSED),
@@ -114,7 +125,8 @@ int main(void)
 	VALUE(SLUICE_ERR_VERSION);
 	VALUE(SLUICE_ERR_NO_ROUTE), VALUE(SLUICE_ERR_CORRUPT), VALUE(SLUICE_ERR_TOKEN),
 	VALUE(SLUICE_ERR_UNPROVEN);
-	VALUE(SLUICE_ERR_READ_ONLY), VALUE(SLUICE_ERR_TIMEOUT), VALUE(SLUICE_ERR_FAULT);
+	VALUE(SLUICE_ERR_READ_ONLY), VALUE(SLUICE_ERR_TIMEOUT), VALUE(SLUICE_ERR_FAULT),
+	VALUE(SLUICE_ERR_MISSING);
 	VALUE(SLUICE_FOREVER);
 	VALUE(SLUICE_OPTIONAL), VALUE(SLUICE_NO_HUGE), VALUE(SLUICE_POPULATE),
 	VALUE(SLUICE_MEMORY), VALUE(SLUICE_HOST);
@@ -131,6 +143,7 @@ int main(void)
 	VALUE(SLUICE_KV_WRITE_THROUGH), VALUE(SLUICE_KV_WRITE_BACK), VALUE(SLUICE_KV_MEMORY_ONLY);
 	VALUE(SLUICE_KV_SESSION_END), VALUE(SLUICE_KV_RETAIN), VALUE(SLUICE_KV_RELEASE),
 	VALUE(SLUICE_KV_DEMOTE), VALUE(SLUICE_KV_PREFETCH);
-	VALUE(SLUICE_HANDOFF_SENDER), VALUE(SLUICE_HANDOFF_RECEIVER), VALUE(SLUICE_HANDOFF_PLAN_MAX);
+	VALUE(SLUICE_HANDOFF_SENDER), VALUE(SLUICE_HANDOFF_RECEIVER), VALUE(SLUICE_HANDOFF_PLAN_MAX),
+	VALUE(SLUICE_RING_SUMS);
 	return 0;
 }

@@ -25,6 +25,7 @@ READ_ONLY, PRIVATE, DMABUF, EXTENDS, BUFFERED = 1, 2, 4, 8, 16
 READ, WRITE = 1, 2
 DURABLE = 1
 SENDER, RECEIVER = 1, 2
+RING_SUMS = 1
 TEXT, JSON = 1, 2
 
 
@@ -241,6 +242,30 @@ class HandoffTable(ctypes.Structure):
     _fields_ = [("blocks", c_void_p), ("count", c_uint64)]
 
 
+class RingConfig(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("flags", c_uint32),
+        ("path", c_char_p),
+        ("bytes", c_uint64),
+        ("objects", c_uint32),
+        ("readers", c_uint32),
+        ("awaited", c_uint32),
+        ("note_length", c_uint32),
+        ("note", c_void_p),
+        ("patience_ns", c_int64),
+        ("frozen_ns", c_int64),
+    ]
+
+
+class RingHandle(ctypes.Structure):
+    _fields_ = [("generation", c_uint64), ("row", c_uint32), ("reserved", c_uint32)]
+
+
+class RingPart(ctypes.Structure):
+    _fields_ = [("bytes", c_void_p), ("length", c_uint64)]
+
+
 STRUCTS = {
     "sluice_backend": Backend,
     "sluice_config": Config,
@@ -264,6 +289,9 @@ STRUCTS = {
     "sluice_kv_key": KVKey,
     "sluice_handoff_config": HandoffConfig,
     "sluice_handoff_table": HandoffTable,
+    "sluice_ring_config": RingConfig,
+    "sluice_ring_handle": RingHandle,
+    "sluice_ring_part": RingPart,
 }
 
 _HANDLE, _OUT = c_uint64, POINTER(c_uint64)
@@ -356,6 +384,23 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "handoff_request_close": [_HANDLE],
     "handoff_stats": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
     "handoff_close": [_HANDLE],
+    "ring_open": [POINTER(RingConfig), _OUT],
+    "ring_put": [_HANDLE, c_char_p, POINTER(RingPart), c_size_t, c_int64, POINTER(RingHandle)],
+    "ring_hand_out": [_HANDLE, c_char_p, POINTER(RingHandle)],
+    "ring_find": [_HANDLE, c_char_p, POINTER(RingHandle)],
+    "ring_touch": [_HANDLE, c_char_p],
+    "ring_end_touches": [_HANDLE],
+    "ring_remove": [_HANDLE, c_char_p],
+    "ring_clear": [_HANDLE],
+    "ring_stats": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "ring_close": [_HANDLE],
+    "ring_join": [c_char_p, c_int64, _OUT],
+    "ring_note": [_HANDLE, c_void_p, c_size_t, _SIZE_OUT],
+    "ring_gone": [_HANDLE, POINTER(c_int)],
+    "ring_get": [_HANDLE, POINTER(RingHandle), POINTER(c_void_p), POINTER(c_uint64), _OUT],
+    "ring_verify": [_HANDLE],
+    "ring_view_close": [_HANDLE],
+    "ring_leave": [_HANDLE],
     "explain": [_HANDLE, _HANDLE, _HANDLE, c_uint32, c_void_p, c_size_t, _SIZE_OUT],
 }
 

@@ -146,6 +146,12 @@ class FaultError(Error):
     code = -22
 
 
+class MissingError(Error, LookupError):
+    """A ring has no such object, or not any more."""
+
+    code = -23
+
+
 class WaitTimeout(TimeoutError):
     """The time for this wait is over. What was waited for goes on."""
 
@@ -159,7 +165,7 @@ BY_CODE: dict[int, Type[Error]] = {
         NotSupportedError, FullError,
         BusyError, BoundsError, PeerLostError, AbortedError, RevokedError, VersionError,
         NoRouteError, CorruptError, TokenError,
-        UnprovenError, ReadOnlyError, TimeoutError, FaultError,
+        UnprovenError, ReadOnlyError, TimeoutError, FaultError, MissingError,
     )
 }  # fmt: skip
 
