@@ -40,6 +40,7 @@ def use(over: str) -> None:
         os.environ["SLUICE_VLLM_RING"] = "1"
         vllm_plugin.register()
         assert shm.MsgpackSerde.__module__ == "sluice.integrations.vllm_ring"
+        assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     else:
         for name, kind in THEIRS.items():
             setattr(shm, name, kind)

@@ -24,7 +24,7 @@ import torch
 from ..errors import BoundsError, BusyError, FullError, MissingError
 from ..ring import Handle, Reader, View, Writer
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.vllm_ring")
 
 JOIN = 60.0  # seconds that a reader waits for the writer
 PATIENCE = 3600.0  # seconds that an image waits for workers, where its room is needed
@@ -279,5 +279,9 @@ def install() -> None:
         if not hasattr(shm, ours.__name__):
             raise ImportError(f"vllm.multimodal.cache.shm of this vLLM has no {ours.__name__}: "
                               f"unset SLUICE_VLLM_RING")
+    # The frontend opens the ring before it starts the others, and a fork has no part in it.
+    if os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn") == "fork":
+        raise ValueError("a fork has no part in a ring: set VLLM_WORKER_MULTIPROC_METHOD=spawn, or "
+                         "unset SLUICE_VLLM_RING")
     for ours in (SingleWriterShmRingBuffer, SingleWriterShmObjectStorage, MsgpackSerde):
         setattr(shm, ours.__name__, ours)
