@@ -103,8 +103,9 @@ type Backend interface {
 // That saves the wake-up by FD of a goroutine that only hands on.
 type Reaper interface {
 	// Reap gives what polls and receives. The backend may call it in place of a wake-up by FD, from
-	// any goroutine that holds none of its locks; it does not block, but may call Submit.
-	Reap(by func())
+	// any goroutine that holds none of its locks; it does not block, but may call Answer and
+	// Cancel. It serves others for a moment at most: where it reports more, a wake-up must follow.
+	Reap(by func() (more bool))
 }
 
 // Memory is one registration.

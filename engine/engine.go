@@ -114,7 +114,7 @@ func Open(cfg Config) (*Engine, error) {
 	e.addStager()
 	for _, l := range e.lanes[:len(cfg.Backends)] {
 		if b, ok := l.b.(driver.Reaper); ok {
-			b.Reap(func() { l.poll(); l.receive() })
+			b.Reap(l.handOver)
 		}
 		e.running.Go(l.serve)
 	}

@@ -225,8 +225,8 @@ func (p *fakePeer) Help(tag uint64, _ <-chan struct{}) bool {
 	return p.f.onHelp != nil && p.f.onHelp(tag)
 }
 
-// drop completes one outstanding tag.
-func (f *fake) drop(tag uint64, err error) {
+// drop completes one outstanding tag. It reports whether there was one.
+func (f *fake) drop(tag uint64, err error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, other := range f.tags {
@@ -234,9 +234,10 @@ func (f *fake) drop(tag uint64, err error) {
 			f.tags = append(f.tags[:i:i], f.tags[i+1:]...)
 			f.ready = append(f.ready, driver.Completion{Tag: tag, Err: err})
 			f.wakeEngine()
-			return
+			return true
 		}
 	}
+	return false
 }
 
 func (p *fakePeer) Close() error {

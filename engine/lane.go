@@ -63,7 +63,9 @@ func (l *lane) poll() (found bool) {
 	l.wanted.Add(1)
 	for l.pollMu.TryLock() {
 		want := l.wanted.Load()
-		found = l.reap() || found
+		for n := len(l.done); n == len(l.done); found = found || n > 0 {
+			n = l.reap()
+		}
 		l.pollMu.Unlock()
 		l.retry()
 		if l.wanted.Load() == want {
@@ -73,19 +75,14 @@ func (l *lane) poll() (found bool) {
 	return found
 }
 
-// reap is poll's part under the lock.
+// reap takes completions once. It returns how many.
 // Preconditions: l.pollMu is held.
-func (l *lane) reap() (found bool) {
-	for {
-		n, _ := l.b.Poll(l.done[:]) // an error means closed: every completion came before
-		for i := range l.done[:n] {
-			l.e.finish(l, &l.done[i])
-		}
-		found = found || n > 0
-		if n < len(l.done) {
-			return found
-		}
+func (l *lane) reap() int {
+	n, _ := l.b.Poll(l.done[:]) // an error means closed: every completion came before
+	for i := range l.done[:n] {
+		l.e.finish(l, &l.done[i])
 	}
+	return n
 }
 
 // reaped is poll. It reports whether all is finished that came to be before the call: not while
@@ -94,11 +91,34 @@ func (l *lane) reaped() bool {
 	if !l.pollMu.TryLock() {
 		return false
 	}
-	l.reap()
+	for l.reap() == len(l.done) {
+	}
 	l.pollMu.Unlock()
 	l.poll() // for the goroutines that found the lock taken
 	return true
 }
+
+// handOver is poll and receive for a goroutine of a driver.Reaper, which has a connection to read.
+// Where others bring more without end, or posts wait for room, it reports that some is left.
+func (l *lane) handOver() (more bool) {
+	l.wanted.Add(1)
+	for round := 0; l.pollMu.TryLock(); round++ {
+		want := l.wanted.Load()
+		n := l.reap()
+		l.pollMu.Unlock()
+		if n < len(l.done) && l.wanted.Load() == want {
+			break
+		}
+		if round == handOverMax {
+			return true // the progress goroutine receives, too
+		}
+	}
+	_, more = l.receiveFor(handOverMax)
+	return more || l.someBlocked.Load()
+}
+
+// handOverMax is how many rounds a goroutine that reads makes for others.
+const handOverMax = 4
 
 const (
 	napTime   = time.Millisecond // how long we leave polling to goroutines that spin

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -47,13 +48,19 @@ func (e *Engine) Notifications() <-chan Notification { return e.inbox }
 // goroutine waits for room, and the rest stays with the backend, which holds
 // back the senders. A goroutine that finds the lock taken sets a flag, as in poll.
 func (l *lane) receive() (found bool) {
+	found, _ = l.receiveFor(math.MaxInt)
+	return found
+}
+
+// receiveFor is receive, of so many rounds at most. more: others have brought some since.
+func (l *lane) receiveFor(rounds int) (found, more bool) {
 	if !l.notifies() {
-		return false
+		return false, false
 	}
 	l.received.Add(1)
 	for asked := uint64(0); l.received.Load() != asked && l.receiveMu.TryLock(); {
 		asked = l.received.Load()
-		for n := len(l.messages); n > 0 && !l.delivering; {
+		for n := len(l.messages); n > 0 && !l.delivering && rounds > 0; rounds-- {
 			n, _ = l.b.Receive(l.messages[:])
 			found = found || n > 0
 			for i := range n {
@@ -65,8 +72,11 @@ func (l *lane) receive() (found bool) {
 			}
 		}
 		l.receiveMu.Unlock()
+		if rounds == 0 {
+			return found, true
+		}
 	}
-	return found
+	return found, false
 }
 
 // deliverLater waits for room in a goroutine of its own.

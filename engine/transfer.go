@@ -13,7 +13,7 @@ import (
 )
 
 // Transfer is a list of copies with one completion. It is made once and posted many times: idle,
-// posted, done, posted again. Done, Err, Wait, Abort and Completed may be called from any
+// posted, done, posted again. Done, Advance, Err, Wait, Abort and Completed may be called from any
 // goroutine; all other methods belong to one at a time. Misuse is an error, ErrBusy while posted.
 type Transfer struct {
 	e      *Engine

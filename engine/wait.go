@@ -39,7 +39,8 @@ func (t *Transfer) helpOnce() {
 		generation := t.state().generation()
 		for left := t.outstanding.Load(); left != 0; left &= left - 1 {
 			if c.p.Help(tag(t.slot, generation, bits.TrailingZeros64(left)), atOnce) {
-				return // Done polls
+				c.lane.poll() // what has ended is not of this post alone, and woke nobody
+				return
 			}
 		}
 	}

@@ -69,8 +69,10 @@ func TestWaitSpinsUnlessTheBackendAsks(t *testing.T) {
 func TestAdvanceCopiesAPiece(t *testing.T) {
 	f, helps := &fake{manual: true}, 0
 	f.onHelp = func(tag uint64) bool {
+		if !f.drop(tag, nil) {
+			return false // the engine's goroutine has its completion in hand
+		}
 		helps++
-		f.drop(tag, nil)
 		return true
 	}
 	p, r, m := overFake(t, f, limit)
@@ -80,12 +82,47 @@ func TestAdvanceCopiesAPiece(t *testing.T) {
 	require.False(t, tr.Done())
 	require.Zero(t, helps)
 	for i := 1; i <= 3; i++ {
-		require.Equal(t, i == 3, tr.Advance())
+		done := tr.Advance()
+		require.False(t, done && i < 3)
 		require.Equal(t, i, helps)
 	}
+	require.Eventually(t, tr.Done, limit, time.Millisecond)
 	require.True(t, tr.Advance())
 	require.Equal(t, 3, helps)
 	check(t, tr.Err())
+}
+
+// TestAdvancePollsForOthers: what a backend ends while it is lent a goroutine wakes nobody, and may
+// be of another post, even where that of the goroutine is over.
+func TestAdvancePollsForOthers(t *testing.T) {
+	f := &reaper{fake: &fake{manual: true}}
+	e := open(t, "helped", func(c *Config) { c.Backends = []driver.Backend{f} })
+	r := register(t, e, "r", 1<<16)
+	p, err := e.Self()
+	check(t, err)
+	m := remote(t, p, "r")
+	list := []*Transfer{transfer(t, p, Write), transfer(t, p, Write)}
+	require.Eventually(t, f.armed.Load, limit, time.Millisecond) // the engine's goroutine sleeps
+	f.onHelp = func(uint64) bool {
+		for _, tr := range list {
+			require.ErrorIs(t, tr.Err(), ErrBusy)
+			f.mu.Lock()
+			f.ready = append(f.ready, driver.Completion{Tag: f.tags[0]})
+			f.tags = f.tags[1:]
+			f.mu.Unlock()
+			if tr == list[0] {
+				require.Eventually(t, tr.Done, limit, time.Millisecond) // another goroutine polls
+			}
+		}
+		return true
+	}
+	for _, tr := range list {
+		check(t, tr.Add(r, 0, m, 1<<15, 1))
+		check(t, tr.Post())
+	}
+	require.True(t, list[0].Advance())
+	require.Eventually(t, func() bool { return list[1].Err() == nil }, limit, time.Millisecond,
+		"nobody polls for the other transfer")
 }
 
 // parkedContext has the first goroutine that is about to sleep until it ends stand there: it has

@@ -29,7 +29,7 @@ func (b *Backend) wake() {
 }
 
 // Reap implements driver.Reaper.
-func (b *Backend) Reap(by func()) { b.reap.Store(&by) }
+func (b *Backend) Reap(by func() (more bool)) { b.reap.Store(&by) }
 
 // handOver has the program take what waits for it, in this goroutine where it can, which is that
 // which reads c: so what has come needs no wake-up of another. The caller holds no lock.
@@ -38,10 +38,10 @@ func (b *Backend) handOver(c *conn) {
 		return
 	}
 	c.in.look.handed = true
-	if by := b.reap.Load(); by != nil {
-		(*by)()
-	} else {
+	if by := b.reap.Load(); by == nil {
 		b.wake()
+	} else if (*by)() {
+		b.wakeForRoom() // Arm must report it: what is left may stand in no queue here
 	}
 }
 

@@ -68,11 +68,12 @@ func TestLooksInVainGetRare(t *testing.T) {
 func TestMessagesAreHandedOver(t *testing.T) {
 	owner, initiator := open(t, Config{}), open(t, Config{})
 	came := make(chan string, 1)
-	owner.Reap(func() {
+	owner.Reap(func() bool {
 		var msgs [1]driver.Message
 		if n, _ := owner.Receive(msgs[:]); n == 1 {
 			came <- string(msgs[0].Data)
 		}
+		return false
 	})
 	ready, err := owner.Arm()
 	require.NoError(t, err)

@@ -83,7 +83,7 @@ type Backend struct {
 	closed         atomic.Bool
 	armed          atomic.Bool // the program sleeps on event
 	roomNews       atomic.Bool // there is room again after ErrFull; Arm reports it once
-	reap           atomic.Pointer[func()]
+	reap           atomic.Pointer[func() bool]
 	queryOutbound  func(*conn) session.Outbound
 
 	memories   session.KeyTable[memory]

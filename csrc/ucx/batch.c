@@ -336,11 +336,11 @@ void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag)
 	sl_ucx_unlock(n->worker);
 }
 
-/* Steps the worker while the owner answers, which takes microseconds or long. */
-static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
+/* Steps the worker while the owner answers, which takes microseconds or long; once: one step. */
+static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag, int once)
 {
 	struct sl_ucx_worker *w = n->worker;
-	uint64_t until = sl_ucx_now() + PATIENCE_NS, now = 0;
+	uint64_t until = once ? 1 : sl_ucx_now() + PATIENCE_NS, now = 0;
 	struct sl_ucx_batch *b;
 	int moved = 0;
 
@@ -360,7 +360,7 @@ static int wait_for_owner(struct sl_ucx_conn *n, uint64_t tag)
 	return moved ? SL_UCX_HELPED | (find(n, tag) ? SL_UCX_AGAIN : 0) : 0;
 }
 
-int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
+int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag, int once)
 {
 	struct sl_ucx_worker *w = n->worker;
 	uint64_t ended;
@@ -369,7 +369,7 @@ int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag)
 	sl_ucx_lock(w);
 	ended = w->ring->head;
 	if (n->state != SL_UCX_ENDED)
-		done = wait_for_owner(n, tag);
+		done = wait_for_owner(n, tag, once);
 	if (w->ring->head != ended) /* some batch ended, whichever it was */
 		done |= SL_UCX_HELPED;
 	sl_ucx_unlock(w);

@@ -147,19 +147,21 @@ func bytesAt(msg []byte) *byte {
 // Cancel asks C to end a batch early. Unknown tags are ignored.
 func (n *Conn) Cancel(tag uint64) { C.sl_ucx_cancel(n.c, C.uint64_t(tag)) }
 
-// Help makes the worker progress until a batch has ended, as driver.Helper asks for.
+// Help makes the worker progress until a batch has ended, as driver.Helper asks for. Once stop is
+// closed it waits for nothing.
 func (n *Conn) Help(tag uint64, stop <-chan struct{}) bool {
 	helped := false
 	for {
-		did := C.sl_ucx_help(n.c, C.uint64_t(tag))
-		helped = helped || did != 0
-		if did&C.SL_UCX_AGAIN == 0 {
-			return helped
-		}
+		once := C.int(0)
 		select {
 		case <-stop:
-			return true
+			once = 1
 		default:
+		}
+		did := C.sl_ucx_help(n.c, C.uint64_t(tag), once)
+		helped = helped || did != 0
+		if did&C.SL_UCX_AGAIN == 0 || once != 0 {
+			return helped
 		}
 	}
 }

@@ -51,8 +51,9 @@ func TestRefusedBatchesKeepCredit(t *testing.T) {
 func TestHelpSaysThatSomethingEnded(t *testing.T) {
 	l := openLane(t, overTCP)
 	armed := l.near.rings[0].Armed
-	alone := 0
-	for range 3000 {
+	alone, stop := 0, [2]chan struct{}{1: make(chan struct{})}
+	close(stop[1])
+	for i := range 3000 {
 		l.tag++
 		for l.near.Arm() {
 			l.near.Poll(make([]ring.Done, 1))
@@ -61,7 +62,7 @@ func TestHelpSaysThatSomethingEnded(t *testing.T) {
 			nil))
 		// Submit's caller polls
 		inline := l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load()
-		if !l.conn.Help(l.tag, nil) && !inline {
+		if !l.conn.Help(l.tag, stop[i%2]) && !inline {
 			for end := time.Now().Add(testLimit); armed.Load() != 0; time.Sleep(
 				time.Microsecond) {
 				if l.near.rings[0].Head.Load() != l.near.rings[0].Tail.Load() &&

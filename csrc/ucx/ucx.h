@@ -140,8 +140,11 @@ void sl_ucx_cancel(struct sl_ucx_conn *n, uint64_t tag);
 #define SL_UCX_HELPED 1 /* it did something; batches that ended woke no poller, so poll now */
 #define SL_UCX_AGAIN 2	/* the batch has not ended: there may be more to do */
 
-/* Steps the worker for a moment, for a caller that waits for a batch. 0: nothing was to do. */
-int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag);
+/*
+ * Steps the worker for a moment, or once, for a caller that waits for a batch. 0: nothing was to
+ * do.
+ */
+int sl_ucx_help(struct sl_ucx_conn *n, uint64_t tag, int once);
 
 /*
  * A caller that polls for completions and messages without pause calls sl_ucx_drive each time: it
