@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -238,6 +239,49 @@ func TestStoppedReader(t *testing.T) {
 			require.Equal(t, make([]byte, 4096), got(t, r, h))
 		})
 	}
+}
+
+// Two looks at a reader that was stopped at both do not say that it was stopped between them.
+func TestStoppedTwice(t *testing.T) {
+	w := openRing(t, Config{Bytes: 4096, Frozen: 2 * stoppedMost})
+	c := startChild(t, w.cfg.Path, "read", "")
+	c.tell(t, "stop")
+	c.awaitStop(t)
+	look := func(after time.Duration) uint64 {
+		w.mu.Lock()
+		w.sweep(w.swept.Add(after))
+		w.mu.Unlock()
+		return w.Stats().Revoked
+	}
+	require.Zero(t, look(time.Hour))
+	require.Zero(t, look(time.Hour))
+	require.EqualValues(t, 1, look(stoppedMost))
+	c.goOn(t)
+}
+
+// A reader is told of the end of a writer whose connections another process has still, as a child
+// of the writer.
+func TestKilledWriterWithChild(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ring")
+	c := startChild(t, path, "write", "")
+	r, err := Join(t.Context(), path)
+	require.NoError(t, err)
+	defer r.Close()
+	pidfd, err := unix.PidfdOpen(c.Process.Pid, 0)
+	require.NoError(t, err)
+	defer unix.Close(pidfd)
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.Process.Pid))
+	require.NoError(t, err)
+	for _, entry := range fds {
+		n, err := strconv.Atoi(entry.Name())
+		require.NoError(t, err)
+		fd, err := unix.PidfdGetfd(pidfd, n, 0)
+		if err == nil { // one that was closed meanwhile is not there
+			defer unix.Close(fd)
+		}
+	}
+	require.NoError(t, c.Process.Kill())
+	<-r.Gone()
 }
 
 func TestStoppedReaderKeeps(t *testing.T) {

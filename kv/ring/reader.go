@@ -181,6 +181,7 @@ func (o *View) Close() error {
 type Reader struct {
 	member
 	conn  *net.UnixConn
+	by    proc.Remote // the writer's process
 	note  []byte
 	table []byte
 	mine  []byte
@@ -220,7 +221,11 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 	if err != nil {
 		return nil, err
 	}
-	writer.Release()
+	defer func() {
+		if err != nil {
+			writer.Release()
+		}
+	}()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	w, fds, err := receiveWelcome(conn)
@@ -228,7 +233,7 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{conn: conn, note: w.note, gone: make(chan struct{})}
+	r := &Reader{conn: conn, by: writer, note: w.note, gone: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.unmap())
@@ -245,9 +250,12 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 	if r.data, err = hostmem.MapSealedPool(fds[2], w.bytes); err != nil {
 		return nil, err
 	}
-	// A child would go on reading when nobody keeps the bytes for it.
-	if err := unix.Madvise(r.data, unix.MADV_DONTFORK); err != nil {
-		return nil, fmt.Errorf("keep the ring from forks: %w", os.NewSyscallError("madvise", err))
+	// A child would go on reading when nobody keeps the bytes for it, and let go of what we hold.
+	for _, mem := range [][]byte{r.table, r.mine, r.data} {
+		if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
+			return nil, fmt.Errorf("keep the ring from forks: %w",
+				os.NewSyscallError("madvise", err))
+		}
 	}
 	r.head, r.rows = asTable(r.table, w.objects)
 	r.words = asWords(r.mine, w.objects)
@@ -256,7 +264,15 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 	if !stop() {
 		return nil, ctx.Err()
 	}
+	if err := sendNow(conn, doorbell); err != nil { // we have come
+		return nil, fmt.Errorf("tell the writer: %w", err)
+	}
 	r.ended.Go(r.watch)
+	r.ended.Go(func() {
+		if writer.Wait() == nil { // a child of the writer may have the connection open still
+			_ = conn.SetReadDeadline(time.Unix(1, 0))
+		}
+	})
 	return r, nil
 }
 
@@ -297,7 +313,9 @@ func (r *Reader) Close() error {
 	if err := r.member.close(); err != nil {
 		return err
 	}
+	_ = r.conn.CloseWrite() // tells the writer, also where a child has the descriptor still
 	err := r.conn.Close()
+	r.by.Release()
 	r.ended.Wait()
 	return errors.Join(err, r.unmap())
 }

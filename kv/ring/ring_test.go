@@ -5,6 +5,7 @@ package ring
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -214,6 +215,89 @@ func TestPatience(t *testing.T) {
 	require.EqualValues(t, 1, w.Stats().Overdue)
 }
 
+// A program that connects and goes is no reader that was awaited: another writer that looks whether
+// somebody listens at the path does, and a Join whose context ends.
+func TestAwaitsReaders(t *testing.T) {
+	w := openRing(t, Config{Bytes: 4096, Await: 1, Patience: time.Hour})
+	h := put(t, w, "a", 4096, 1)
+	conn, err := net.Dial("unixpacket", w.cfg.Path)
+	require.NoError(t, err)
+	_, err = conn.Read(make([]byte, 1)) // it has a seat
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	require.Eventually(t, func() bool { return w.Stats().Readers == 0 }, time.Minute,
+		time.Millisecond)
+	_, err = w.Put(over, "b", make([]byte, 4096))
+	require.ErrorIs(t, err, ErrFull)
+	require.Equal(t, filled(4096, 1), got(t, joinRing(t, w), h))
+	put(t, w, "b", 4096, 2)
+}
+
+// A reader whose connection ends and that lives on keeps what it holds. Once that is nothing it has
+// lost its seat, and is told.
+func TestConnectionEnds(t *testing.T) {
+	w := openRing(t, Config{Bytes: 4096})
+	r := joinRing(t, w)
+	h := put(t, w, "a", 4096, 1)
+	o, err := r.Get(h)
+	require.NoError(t, err)
+	require.NoError(t, r.conn.Close())
+	left := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.seats[0].left
+	}
+	require.Eventually(t, left, time.Minute, time.Millisecond)
+	_, err = w.Put(over, "b", make([]byte, 4096))
+	require.ErrorIs(t, err, ErrFull)
+	require.NoError(t, o.Close())
+	require.Eventually(t, func() bool { return w.Stats().Readers == 0 }, time.Minute,
+		time.Millisecond)
+	_, err = r.Get(h)
+	require.ErrorIs(t, err, ErrRevoked)
+	put(t, w, "b", 4096, 2)
+}
+
+// A Reserve beside Close leaves a Draft, so that the ring stays open, or is refused.
+func TestReserveBesideClose(t *testing.T) {
+	w := openRing(t, Config{Bytes: 4096})
+	d, err := w.Reserve(over, "a", 9)
+	require.NoError(t, err)
+	require.ErrorIs(t, w.Close(), driver.ErrBusy)
+	d.Drop()
+	s := testpoint.Stand(t, "ring: closing")[0]
+	var other sync.WaitGroup
+	other.Go(func() { assert.NoError(t, w.Close()) })
+	<-s.Came
+	_, err = w.Reserve(over, "a", 9)
+	require.ErrorIs(t, err, driver.ErrClosed)
+	s.GoOn()
+	other.Wait()
+}
+
+// The end of a writer is told also where a child of it has its connections still, and that of a
+// reader, too.
+func TestEndBesideChildren(t *testing.T) {
+	w := openRing(t, Config{Bytes: 4096})
+	r, stays := joinRing(t, w), joinRing(t, w)
+	dup := func(conn *net.UnixConn) {
+		f, err := conn.File()
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = f.Close() })
+	}
+	w.mu.Lock()
+	for conn := range w.conns {
+		dup(conn)
+	}
+	w.mu.Unlock()
+	dup(r.conn)
+	require.NoError(t, r.Close())
+	require.Eventually(t, func() bool { return w.Stats().Readers == 1 }, time.Minute,
+		time.Millisecond)
+	require.NoError(t, w.Close())
+	<-stays.Gone()
+}
+
 func TestTouch(t *testing.T) {
 	w := openRing(t, Config{Bytes: 2 * 4096})
 	put(t, w, "a", 4096, 1)
@@ -243,6 +327,7 @@ func TestRemove(t *testing.T) {
 	require.ErrorIs(t, err, ErrMiss)
 	_, err = w.Put(over, "a", make([]byte, 4096))
 	require.ErrorIs(t, err, ErrFull)
+	require.ErrorContains(t, err, "reader 0")
 	require.Equal(t, filled(4096, 1), o.Bytes())
 	require.NoError(t, o.Close())
 	put(t, w, "a", 4096, 2)

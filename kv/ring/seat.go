@@ -27,8 +27,9 @@ type seat struct {
 	process proc.Remote
 	words   []word // nil: the seat is another's now
 	mem     []byte
-	left    bool      // its connection has ended: it gets nothing any more, and may hold
-	stopped time.Time // since when the process was seen stopped, each time; zero: it was not
+	left    bool          // its connection has ended: it gets nothing any more, and may hold
+	stopped bool          // the process was when it was looked at last
+	frozen  time.Duration // for which it has been seen so, each time
 }
 
 const (
@@ -38,6 +39,9 @@ const (
 	joinLimit    = 5 * time.Second // for one reader to take its welcome
 	endPoll      = 100 * time.Millisecond
 	sweepPause   = 10 * time.Millisecond // between two looks at all readers' processes
+	// stoppedMost is what two looks at a stopped process prove at most: it may have run between
+	// them.
+	stoppedMost = time.Second
 )
 
 var doorbell = []byte{1}
@@ -178,7 +182,7 @@ func (w *Writer) serve(conn *net.UnixConn) {
 		if n, err := conn.Read(p[:]); n == 0 || err != nil {
 			break
 		}
-		w.tell()
+		w.came(s)
 	}
 	for !w.leave(s) {
 		wait(w.closing, nil, endPoll)
@@ -214,7 +218,6 @@ func (w *Writer) sitDown(conn *net.UnixConn, process proc.Remote) (s *seat, err 
 	if w.awaited&(1<<n) == 0 { // one that was awaited is to get what was put before
 		w.oweNothing(n)
 	}
-	w.awaited &^= 1 << n
 	w.head.seats[n].Store(s.epoch)
 	w.mu.Unlock()
 	hello := welcome{objects, uint64(len(w.data)), s.epoch, uint32(n), w.cfg.Sums, w.cfg.Note}
@@ -229,6 +232,18 @@ func (w *Writer) sitDown(conn *net.UnixConn, process proc.Remote) (s *seat, err 
 	return s, nil
 }
 
+// came is called for each word of a reader. The first one says that it has mapped the ring: a
+// program that connects and goes again, as one that looks whether there is a writer, is no reader
+// that was awaited.
+func (w *Writer) came(s *seat) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s.words != nil {
+		w.awaited &^= 1 << s.number
+	}
+	w.wake()
+}
+
 // leave has the writer wait no longer for what a reader was to get. It reports whether the seat is
 // free: whoever hung up may live, and hold; its end is the proof, or that it holds nothing.
 func (w *Writer) leave(s *seat) bool {
@@ -236,14 +251,27 @@ func (w *Writer) leave(s *seat) bool {
 	defer w.mu.Unlock()
 	s.left = true
 	if s.words != nil && w.closing.Err() == nil && !s.process.Dead() {
-		for i := range s.words {
-			if s.words[i].holds.Load() != 0 {
-				return false
-			}
+		if s.holds() {
+			return false
+		}
+		// It may live, and get an object now: it raises its word before it looks at its seat.
+		w.head.seats[s.number].Swap(0)
+		if s.holds() {
+			w.head.seats[s.number].Store(s.epoch)
+			return false
 		}
 	}
 	w.clear(s)
 	return true
+}
+
+func (s *seat) holds() bool {
+	for i := range s.words {
+		if s.words[i].holds.Load() != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // clear ends what a reader holds and waits for. The caller holds mu.
@@ -256,10 +284,11 @@ func (w *Writer) clear(s *seat) {
 	w.wake()
 }
 
-// sweep gives up the seats of readers that have ended, or have been stopped for Config.Frozen, each
-// time that somebody looked. The caller holds mu.
+// sweep gives up the seats of readers that have ended, or have been stopped for Config.Frozen, at
+// each look. The caller holds mu.
 func (w *Writer) sweep(now time.Time) {
-	if now.Sub(w.swept) < sweepPause {
+	since := now.Sub(w.swept)
+	if since < sweepPause {
 		return
 	}
 	w.swept = now
@@ -269,12 +298,13 @@ func (w *Writer) sweep(now time.Time) {
 			continue
 		case s.process.Dead():
 		case w.cfg.Frozen < 0 || !s.process.Stopped():
-			s.stopped = time.Time{}
+			s.stopped, s.frozen = false, 0
 			continue
-		case s.stopped.IsZero():
-			s.stopped = now
+		case !s.stopped:
+			s.stopped = true
 			continue
-		case now.Sub(s.stopped) < w.cfg.Frozen:
+		case s.frozen+min(since, stoppedMost) < w.cfg.Frozen:
+			s.frozen += min(since, stoppedMost)
 			continue
 		default: // first the word that the reader looks at behind each use, then what it held
 			w.head.seats[s.number].Store(0)

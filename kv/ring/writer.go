@@ -68,7 +68,7 @@ type Writer struct {
 	mu         sync.Mutex // guards what follows
 	conns      map[*net.UnixConn]bool
 	seats      []*seat  // by number; nil: free
-	awaited    uint64   // bits of the seats to which nobody has come yet
+	awaited    uint64   // bits of the seats to which no reader has come yet (seat.came)
 	targets    []uint32 // by row and seat: what the word's reads is, once nothing is owed
 	epoch      uint64
 	swept      time.Time
@@ -422,11 +422,17 @@ func (w *Writer) whoHolds() string {
 			continue
 		}
 		held, bytes := 0, uint64(0)
-		for _, o := range w.objects {
+		count := func(o *object) {
 			if s.words[o.row].holds.Load() != 0 {
 				held++
 				bytes += o.length
 			}
+		}
+		for _, o := range w.objects {
+			count(o)
+		}
+		for _, o := range w.removed {
+			count(o)
 		}
 		if held > 0 {
 			text += fmt.Sprintf("; reader %d (process %d) holds %d of %d bytes", s.number,
@@ -602,14 +608,21 @@ func (w *Writer) Stats() Stats {
 // was there. While the writer's own Views or Drafts are open it is driver.ErrBusy, and nothing has
 // changed.
 func (w *Writer) Close() error {
-	if err := w.member.close(); err != nil {
+	w.mu.Lock() // a Reserve begins before, and leaves a Draft, or finds the ring closed
+	err := w.member.close()
+	if err == nil {
+		w.stop()
+	}
+	w.mu.Unlock()
+	if err != nil {
 		return err
 	}
-	w.stop()
-	err := w.listener.Close() // removes the socket's file
+	testpoint.At("ring: closing")
+	err = w.listener.Close() // removes the socket's file
 	w.mu.Lock()
 	for conn := range w.conns {
-		_ = conn.Close() // the end of a conversation in which nothing is under way
+		_ = conn.CloseWrite() // tells the reader, also where a child has the descriptor still
+		_ = conn.Close()      // the end of a conversation in which nothing is under way
 	}
 	w.wake()
 	w.mu.Unlock()
