@@ -120,6 +120,16 @@ static struct set begin(const struct sl_sparse_table *t, uint32_t set)
 	return s;
 }
 
+/* from returns where an entry lies; NONE: 32 bits cannot say, so that no memory has it. */
+INLINE uint32_t from(const struct sl_sparse_batch *b, const uint32_t *blocks, uint32_t entry)
+{
+	uint32_t block = blocks[entry >> b->shift];
+
+	if (block > UINT32_MAX >> b->shift)
+		return SL_SPARSE_NONE;
+	return block << b->shift | (entry & ((1u << b->shift) - 1));
+}
+
 /* The lookup of one set; name is how a group is compared. */
 #define LOOKUP(name, attributes)                                                                   \
 	attributes static uint32_t lookup_##name(const struct sl_sparse_table *t,                  \
@@ -149,8 +159,7 @@ static struct set begin(const struct sl_sparse_table *t, uint32_t set)
 			}                                                                          \
 			slot = place(t, &s, entry, first);                                         \
 			b->slots[i] = m.slots[count] = base + slot;                                \
-			m.from[count] = blocks[entry >> b->shift] << b->shift |                    \
-					(entry & ((1u << b->shift) - 1));                          \
+			m.from[count] = from(b, blocks, entry);                                    \
 			m.place[count++] = (uint32_t)i;                                            \
 		}                                                                                  \
 		return count;                                                                      \

@@ -52,7 +52,7 @@ type Batch struct {
 // slots already. The lists are used again by each Lookup.
 type Misses struct {
 	Slots []uint32 // into which the entries are to be brought
-	From  []uint32 // where they lie, in entries
+	From  []uint32 // where they lie, in entries; None: behind what 32 bits can count
 	Place []uint32 // in Batch.Entries: the first that asked for it
 }
 
@@ -188,7 +188,10 @@ func walk(t *Table, b *Batch, m *Misses) (count int) {
 			if slot == None {
 				slot = t.place(tags, stamps, beyond, entry, first, clock)
 				m.Slots[count] = set*t.groups*Ways + slot
-				m.From[count] = blocks[entry>>b.Shift]<<b.Shift | entry&(1<<b.Shift-1)
+				m.From[count] = None
+				if block := blocks[entry>>b.Shift]; block <= None>>b.Shift {
+					m.From[count] = block<<b.Shift | entry&(1<<b.Shift-1)
+				}
 				m.Place[count] = uint32(i)
 				count++
 			}

@@ -24,7 +24,7 @@ struct sl_sparse_table {
 
 struct sl_sparse_misses {
 	uint32_t *slots; /* into which the entries are to be brought */
-	uint32_t *from;	 /* where they lie */
+	uint32_t *from;	 /* where they lie; NONE: behind what 32 bits can count */
 	uint32_t *place; /* in entries: the first that asked for it */
 };
 

@@ -92,6 +92,21 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// A block whose entries 32 bits cannot count is not taken for another one.
+func TestFarBlock(t *testing.T) {
+	list := ways()
+	list["go"] = walk
+	for name, way := range list {
+		table, err := New(1, 32)
+		require.NoError(t, err)
+		var m Misses
+		b := one(0, 1, 64, 128)
+		b.Blocks[0], b.Blocks[1] = 1<<26, 1<<26-1
+		require.NoError(t, table.lookup(b, &m, way))
+		require.Equal(t, []uint32{None, None - 63, 128}, m.From, name)
+	}
+}
+
 // A set whose entries all have one home is slow, and right: what goes past a group is found behind
 // it, until it leaves.
 func TestOneHome(t *testing.T) {

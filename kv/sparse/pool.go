@@ -73,9 +73,11 @@ func New(cfg Config) (*Pool, error) {
 	if p.table, err = sparse.New(cfg.Sets, cfg.Slots); err != nil {
 		return nil, fmt.Errorf("sparse pool: %w", err)
 	}
-	if have := cfg.Memory.Size(); cfg.Base > have || p.Bytes() > have-cfg.Base {
-		return nil, fmt.Errorf("sparse pool: %d bytes of slots from %d on, the region has %d: %w",
-			p.Bytes(), cfg.Base, have, driver.ErrBounds)
+	have, slots := cfg.Memory.Size(), uint64(p.table.Slots())*uint64(cfg.Sets)
+	if cfg.Base > have || p.stride > (have-cfg.Base)/slots/uint64(p.cfg.Layers) {
+		return nil, fmt.Errorf("sparse pool: %d layers of %d slots, %d bytes apart, from %d on, "+
+			"the region has %d: %w", p.cfg.Layers, slots, p.stride, cfg.Base, have,
+			driver.ErrBounds)
 	}
 	return p, nil
 }
@@ -115,6 +117,7 @@ type Step struct {
 	read     *engine.Transfer
 	write    *engine.Transfer
 	underWay *engine.Transfer // nil: none
+	owed     bool             // the slots of Misses have not got their bytes
 }
 
 // NewStep makes a step whose entries lie in a region of a peer, stride bytes apart; engine.Self is
@@ -130,15 +133,27 @@ func (p *Pool) NewStep(peer *engine.Peer, from *engine.Remote, stride uint64,
 		return nil, err
 	}
 	if s.write, err = p.cfg.Engine.NewTransfer(peer, engine.Write, route); err != nil {
-		return nil, err
+		return nil, errors.Join(err, s.read.Close())
 	}
 	return s, nil
 }
 
 // Lookup finds the slots of Batch.Entries, and gives those that are in none the slots of the ones
 // that have not been used for longest. Misses has what is to be brought: until Fetch or Store, and
-// Wait, have returned nil, its slots have other bytes. An error has changed nothing.
+// Wait, have returned nil, its slots have other bytes, and the sets are this Step's. What was not
+// brought by the next Lookup is missed again. An error of this one has brought nothing into the
+// pool.
 func (s *Step) Lookup() error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	if s.owed {
+		s.forget()
+	}
+	return s.lookup()
+}
+
+func (s *Step) check() error {
 	if s.underWay != nil {
 		return fmt.Errorf("look up: the step before is under way: Wait first: %w", driver.ErrBusy)
 	}
@@ -146,7 +161,13 @@ func (s *Step) Lookup() error {
 		return fmt.Errorf("the end of a transfer into this pool is not proved: close its region, "+
 			"and make another: %w", *broken)
 	}
-	return s.pool.table.Lookup(&s.Batch, &s.Misses)
+	return nil
+}
+
+func (s *Step) lookup() error {
+	err := s.pool.table.Lookup(&s.Batch, &s.Misses)
+	s.owed = len(s.Misses.Slots) > 0
+	return err
 }
 
 // Fetch begins to bring what Lookup or Warm missed, for each of the first len(bases) layers: entry
@@ -211,11 +232,11 @@ func (s *Step) Wait(ctx context.Context) error {
 	if err != nil && !s.underWay.Done() {
 		return err
 	}
-	return s.end(ctx, err)
+	return s.end(ctx)
 }
 
-// Abort ends what is under way: behind nil no byte of it lands any more, and the pool has none of
-// the entries.
+// Abort ends what is under way: behind nil no byte of it lands any more, on either side, and the
+// pool has none of the entries.
 func (s *Step) Abort(ctx context.Context) error {
 	if s.underWay == nil {
 		return nil
@@ -223,18 +244,26 @@ func (s *Step) Abort(ctx context.Context) error {
 	if err := s.underWay.Abort(ctx); err != nil && !s.underWay.Done() {
 		return err
 	}
-	if err := s.end(ctx, s.underWay.Err()); !errors.Is(err, driver.ErrAborted) {
+	t := s.underWay
+	err := s.end(ctx)
+	if err == nil { // it had ended before
+		s.forget()
+		return nil
+	}
+	if proof := t.Abort(ctx); proof != nil || !errors.Is(err, driver.ErrAborted) {
 		return err
 	}
 	return nil
 }
 
-// end takes an outcome. Without the proof that nothing lands in the pool any more no slot may be
-// another entry's, of any step.
-func (s *Step) end(ctx context.Context, err error) error {
+// end takes the outcome of what has ended. Without the proof that nothing lands in the pool any
+// more no slot may be another entry's, of any step.
+func (s *Step) end(ctx context.Context) error {
 	t := s.underWay
 	s.underWay = nil
+	err := t.Err()
 	if err == nil {
+		s.owed = false
 		return nil
 	}
 	proof := t.Abort(ctx) // it has ended: this asks how
@@ -251,7 +280,7 @@ func (s *Step) end(ctx context.Context, err error) error {
 
 func (s *Step) forget() {
 	s.pool.table.Forget(s.Misses.Slots)
-	s.Misses.Slots = s.Misses.Slots[:0]
+	s.Misses.Slots, s.owed = s.Misses.Slots[:0], false
 }
 
 // Warm looks up one window behind the other, each as long as Batch.Slots: the top-k of the last
@@ -260,9 +289,15 @@ func (s *Step) forget() {
 func (s *Step) Warm(windows ...[]uint32) error {
 	type at struct{ slot, entry, from uint32 }
 	var all []at
+	if err := s.check(); err != nil {
+		return err
+	}
+	if s.owed {
+		s.forget()
+	}
 	for _, window := range windows {
 		s.Batch.Entries = window
-		if err := s.Lookup(); err != nil {
+		if err := s.lookup(); err != nil {
 			for _, a := range all {
 				s.pool.table.Forget([]uint32{a.slot})
 			}
@@ -281,13 +316,18 @@ func (s *Step) Warm(windows ...[]uint32) error {
 			m.Slots, m.From = append(m.Slots, a.slot), append(m.From, a.from)
 		}
 	}
+	s.owed = len(m.Slots) > 0
 	return nil
 }
 
-// Close gives the step's transfers back. What is under way is driver.ErrBusy.
+// Close gives the step's transfers back; what Lookup missed and nothing brought is missed again.
+// What is under way is driver.ErrBusy.
 func (s *Step) Close() error {
 	if s.underWay != nil {
 		return fmt.Errorf("close a step under way: Wait or Abort first: %w", driver.ErrBusy)
+	}
+	if s.owed {
+		s.forget()
 	}
 	return errors.Join(s.read.Close(), s.write.Close())
 }

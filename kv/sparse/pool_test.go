@@ -24,6 +24,7 @@ import (
 type node struct {
 	*Pool
 	step  *Step
+	peer  *engine.Peer
 	slots *engine.Region
 	all   *engine.Region
 	cfg   Config
@@ -72,6 +73,7 @@ func openNode(t *testing.T, cfg Config, wrap func(engine.Backend) engine.Backend
 	require.NoError(t, err)
 	from, err := self.Remote("all")
 	require.NoError(t, err)
+	n.peer = self
 	n.step, err = n.NewStep(self, from, allStride, engine.Route{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, n.step.Close()) })
@@ -253,6 +255,106 @@ func TestFailedFetch(t *testing.T) {
 	n.check(t)
 }
 
+// What was not brought is not there, for another Lookup, another Step, and behind a Warm.
+func TestNotBrought(t *testing.T) {
+	n := openNode(t, Config{Entry: 656, Sets: 2, Slots: 64}, nil)
+	n.ask([]uint32{1, 2, 3, 4})
+	missesAll := func() {
+		t.Helper()
+		require.NoError(t, n.step.Lookup())
+		require.Len(t, n.step.Misses.Slots, 4)
+	}
+	missesAll()
+	missesAll()
+	require.NoError(t, n.step.Warm(n.step.Batch.Entries))
+	require.Len(t, n.step.Misses.Slots, 4)
+	missesAll()
+	other, err := n.NewStep(n.peer, n.step.from, allStride, engine.Route{})
+	require.NoError(t, err)
+	other.Batch = n.step.Batch
+	require.NoError(t, n.step.Close())
+	n.step = other
+	missesAll()
+	require.NoError(t, n.step.Fetch(0))
+	require.NoError(t, n.step.Wait(t.Context()))
+	require.NoError(t, n.step.Lookup())
+	require.Empty(t, n.step.Misses.Slots)
+
+	// A block whose entries 32 bits cannot count is refused, not taken for another one.
+	n.ask([]uint32{5, 6, 7, 8})
+	n.step.Batch.Blocks[0] = 1 << (32 - shift)
+	missesAll()
+	require.ErrorIs(t, n.step.Fetch(0), driver.ErrBounds)
+	n.ask([]uint32{5, 6, 7, 8})
+	missesAll()
+}
+
+// An Abort that cannot prove what the peer does says so, and the pool goes on: its own memory is
+// free.
+func TestUnprovenAbort(t *testing.T) {
+	n := openNode(t, Config{Entry: 656, Sets: 2, Slots: 64}, func(b engine.Backend) engine.Backend {
+		for _, do := range []fault.Deed{fault.Fail(driver.ErrUnproven), fault.Drop()} {
+			w, err := fault.Wrap(b, 1, fault.Rule{On: fault.Write, Do: do})
+			require.NoError(t, err)
+			b = w
+		}
+		return b
+	})
+	n.ask([]uint32{1, 2, 3, 4})
+	require.NoError(t, n.step.Lookup())
+	require.NoError(t, n.step.Store(0))
+	require.ErrorIs(t, n.step.Abort(t.Context()), driver.ErrUnproven)
+	require.NoError(t, n.step.Lookup())
+	require.Len(t, n.step.Misses.Slots, 4)
+}
+
+// late is a context that is over, and calls end before it says why.
+type late struct {
+	context.Context
+	end func()
+}
+
+func (c late) Err() error {
+	c.end()
+	return c.Context.Err()
+}
+
+// A transfer that ends, badly, as the context of Wait does: Wait says how it has ended.
+func TestEndsWithContext(t *testing.T) {
+	n := openNode(t, Config{Entry: 656, Sets: 2, Slots: 64}, func(b engine.Backend) engine.Backend {
+		w, err := fault.Wrap(b, 1, fault.Rule{On: fault.Read, Do: fault.Swallow()})
+		require.NoError(t, err)
+		return w
+	})
+	n.ask([]uint32{1, 2, 3, 4})
+	require.NoError(t, n.step.Lookup())
+	require.NoError(t, n.step.Fetch(0))
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	transfer := n.step.underWay
+	require.ErrorIs(t, n.step.Wait(late{over, func() {
+		require.NoError(t, transfer.Abort(t.Context()))
+	}}), driver.ErrAborted)
+	require.Nil(t, n.step.Done())
+}
+
+func TestNoTransfers(t *testing.T) {
+	b, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	e, err := engine.Open(engine.Config{Name: "node", Backends: []engine.Backend{b},
+		TransfersMax: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, e.Close()) }()
+	self, err := e.Self()
+	require.NoError(t, err)
+	p := &Pool{cfg: Config{Engine: e, Entry: 656}}
+	_, err = p.NewStep(self, nil, 656, engine.Route{})
+	require.ErrorIs(t, err, engine.ErrFull)
+	transfer, err := e.NewTransfer(self, engine.Read, engine.Route{})
+	require.NoError(t, err, "the step has given its first one back")
+	require.NoError(t, transfer.Close())
+}
+
 func TestRefused(t *testing.T) {
 	n := openNode(t, Config{Entry: 656, Sets: 2, Slots: 64}, nil)
 	good := n.cfg
@@ -265,6 +367,7 @@ func TestRefused(t *testing.T) {
 		"layers":    func(c *Config) { c.Layers = -1 },
 		"sets":      func(c *Config) { c.Sets = 0 },
 		"room":      func(c *Config) { c.Base = n.slots.Size() - 100 },
+		"far apart": func(c *Config) { c.Stride = 1<<60 + 656 },
 		"no room":   func(c *Config) { c.Base = n.slots.Size() + 1 },
 	} {
 		cfg := good
