@@ -302,6 +302,8 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 		for ; k < end; k++ {
 			if held[k] != none {
 				ready(k)
+			} else if op.outcomes[k] == Undone {
+				op.outcomes[k] = Missing
 			}
 		}
 	}

@@ -135,6 +135,7 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, siz
 	for k := 0; k < len(keys); {
 		end := min(k+c.batchOf(size), len(keys))
 		n.pin(op, keys, held, k, end, size)
+		testpoint.At("cache: found")
 		release := endBefore
 		if before.transfer == nil {
 			release = nil
@@ -173,10 +174,44 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, siz
 		before = now
 	}
 	endBefore()
-	for _, o := range op.outcomes {
-		c.stats.loads[o].Add(1)
+	var again []uint32 // numbers of the keys whose blocks went, as for those of a Replace
+	for k, o := range op.outcomes {
+		if o == Undone && op.tries < triesMax {
+			again = append(again, uint32(k))
+			continue
+		} else if o == Undone {
+			op.outcomes[k] = Missing
+		}
+		c.stats.loads[op.outcomes[k]].Add(1)
+	}
+	if len(again) > 0 {
+		n.loadAgain(ctx, op, keys, to, size, again)
 	}
 	n.sample(op, uint64(size), time.Since(began))
+}
+
+// triesMax is how often a Load looks for a block anew that went before it was read: each time
+// another one may have taken its place.
+const triesMax = 8
+
+// loadAgain is load for some of the keys.
+func (n *Namespace) loadAgain(ctx context.Context, op *Op, keys []Key, to *Place, size uint32,
+	which []uint32) {
+	part, at := newOp(len(which)), *to
+	part.class, part.tries, part.short = op.class, op.tries+1, op.short
+	mine := make([]Key, len(which))
+	at.Slots = make([]uint32, len(which))
+	for j, k := range which {
+		mine[j], at.Slots[j] = keys[k], to.Slots[k]
+	}
+	n.load(ctx, part, mine, &at, size)
+	for j, k := range which {
+		op.outcomes[k] = part.outcomes[j]
+	}
+	op.fromDisk = op.fromDisk || part.fromDisk
+	if op.err == nil {
+		op.err = part.err
+	}
 }
 
 // pin finds the blocks of a part of a Load, and has them stay where they are.
@@ -249,7 +284,9 @@ func (c *Cache) loaded(ctx context.Context, op *Op, b batch, held []uint32) {
 	}
 	for _, k := range damaged {
 		op.outcomes[k] = Damaged
-		c.condemn(held[k])
+		if c.condemn(held[k]) { // its place on a disk may have been another's as it was read
+			op.outcomes[k] = Undone
+		}
 	}
 	if proved {
 		c.unpinAll(held, b.which)
@@ -300,13 +337,16 @@ func (c *Cache) sum(slot, size uint32) (sum uint32, err error) {
 }
 
 // condemn discards a pinned block whose bytes are not those that were stored, unless it was removed
-// meanwhile, or another Load has found the same.
-func (c *Cache) condemn(i uint32) {
-	s := c.index.shardFor(i)
+// meanwhile, or another Load has found the same. It reports whether its key has another block.
+func (c *Cache) condemn(i uint32) (replaced bool) {
+	x, s := c.index, c.index.shardFor(i)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.index.entry(i).state == present {
+	e := x.entry(i)
+	if e.state == present {
 		c.emit(i, DamagedBlock)
 		c.discard(s, i)
 	}
+	now := x.find(s, x.hash(&e.key, e.space), &e.key, e.space)
+	return now != none && now != i
 }

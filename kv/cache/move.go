@@ -277,6 +277,7 @@ type Op struct {
 	fromDisk              bool          // it has waited for a disk
 	retries               bool          // it reads itself, once, what another one could not
 	replaces              bool          // it is a Replace
+	tries                 int           // of a Load: for which it has looked anew, see triesMax
 	reads                 []uint32      // entries that a Prefetch reads from disks now, in order
 	short                 time.Duration // for which it has had too little room
 	// what Durable waits for: itself, and blocks on their way to disks

@@ -116,6 +116,43 @@ func TestReplace(t *testing.T) {
 	n.drained(t)
 }
 
+// TestReplaceBesideLoad: a Load that has found a block and not read it yet ends with that one or
+// with the one that takes its place, never with none.
+func TestReplaceBesideLoad(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, withDisk(filepath.Join(t.TempDir(), "disk"), 64))
+	key := ids(1, 1)[0]
+	n.replace(t, key, 0, 1, blockBytes)
+	n.drained(t)
+	n.put(t, ids(100, 40)) // which leave it on its disk alone
+	n.drained(t)
+	require.Equal(t, OnDisk, n.ns.Match([]Key{key}).Blocks[0])
+	for version, point := range []string{"cache: found", "cache: pinned"} {
+		stands := testpoint.Stand(t, point)[0]
+		op := n.ns.Load(t.Context(), []Key{key}, n.at(128, 1))
+		<-stands.Came
+		old := find(n, key)
+		n.replace(t, key, 0, uint64(version)+2, blockBytes)
+		if point == "cache: pinned" { // as if what lay on the disk was another's as it was read
+			clear(n.memory.bytesOf(n.index.entry(old).slot, blockBytes))
+		}
+		stands.GoOn()
+		require.NoError(t, op.Wait(t.Context()))
+		require.Equal(t, []Outcome{Done}, op.Outcomes())
+		require.Equal(t, uint64(version)+2, binary.NativeEndian.Uint64(n.mem[128*blockBytes:]))
+	}
+	n.drained(t)
+	require.NoError(t, n.ns.Remove([]Key{key}))
+	require.Zero(t, n.version(t, key, 128, blockBytes))
+}
+
+// find returns the entry of a key.
+func find(n *node, key Key) (entry uint32) {
+	n.index.each(n.ns.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
+		entry = i
+	})
+	return entry
+}
+
 // TestReplaceOfWhatComes: a Replace that commits while a Store of the key runs wins; a Remove of
 // the key does not see a Replace that has not committed.
 func TestReplaceOfWhatComes(t *testing.T) {

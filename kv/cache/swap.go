@@ -299,8 +299,8 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 
 // swapIn is the story of a read from the disks: of those blocks of a part of a Load that are on
 // them alone. What it brings has a slot afterwards, and keeps its pin; the others' pins end, and
-// held is none. Before it waits for room it calls release, if that is not nil, which may take long:
-// others may read the blocks meanwhile.
+// held is none; one that was removed or replaced meanwhile is Undone. Before it waits for room it
+// calls release, if that is not nil, which may take long: others may read the blocks meanwhile.
 func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end int, size uint32,
 	release func()) {
 	x := c.index
@@ -313,9 +313,9 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		s.mu.Lock()
 		switch e := x.entry(held[k]); {
 		case e.slot != none:
-		case e.state != present: // removed since it was found
+		case e.state != present: // removed or replaced since it was found
 			c.unpinLocked(s, held[k])
-			held[k], op.outcomes[k] = none, Missing
+			held[k], op.outcomes[k] = none, Undone
 		case e.flags&reading != 0:
 			others = append(others, uint32(k))
 		default:
@@ -344,7 +344,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			case ok:
 				batch, places = append(batch, k), append(places, at)
 			case c.disks[x.entry(held[k]).disk] == d:
-				op.outcomes[k] = Missing
+				op.outcomes[k] = Undone
 				c.notRead(held, []uint32{k})
 			default:
 				rest = append(rest, k)

@@ -335,15 +335,26 @@ type Space struct {
 
 // Close ends its use; the blocks stay. Wait for its operations before, and do not use it again. The
 // server gives the name back then, unless the client has opened it more often. Close waits at most
-// a second for the server; after an error that has the name until the Client is closed.
+// a second for the server; after context.DeadlineExceeded that has the name until it takes the
+// request, or the Client is closed.
 func (s *Space) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	soon, cancel := context.WithTimeout(context.Background(), forgetLimit)
-	defer cancel()
-	_, err := s.c.ask(soon, kindLeave, s.about(nil))
-	return err
+	ended := make(chan error, 1)
+	go func() { // the request goes, however long others take, unless the client ends
+		_, err := s.c.ask(context.Background(), kindLeave, s.about(nil))
+		ended <- err
+	}()
+	limit := time.NewTimer(forgetLimit)
+	defer limit.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-limit.C:
+		return fmt.Errorf("close a namespace: the server has not answered within %v: %w",
+			forgetLimit, context.DeadlineExceeded)
+	}
 }
 
 // Namespace opens a namespace; geometry is as in cache.NamespaceOptions. What it may have the

@@ -387,6 +387,9 @@ func TestGivenUp(t *testing.T) {
 	bound(bytesMax)
 	_, err = other.Match(t.Context(), keysOf(1, 128))
 	require.NoError(t, err)
+	bound(1)
+	require.NoError(t, other.Space.Close(), "what gives something back is not refused")
+	bound(bytesMax)
 	answer()
 	require.NoError(t, <-ended)
 	require.NoError(t, other.Client.Close(t.Context()))
@@ -854,6 +857,18 @@ func TestSpaceThatCloses(t *testing.T) {
 	require.ErrorIs(t, <-asked, context.Canceled)
 	s.opening.Unlock()
 	until(func() bool { return s.Report().Running == 0 && open() == 0 })
+
+	space, err := u.Client.Namespace(t.Context(), "busy", [32]byte{})
+	require.NoError(t, err)
+	for range requestsMax { // as requests do that are not answered
+		u.Client.room <- struct{}{}
+	}
+	require.ErrorIs(t, space.Close(), context.DeadlineExceeded)
+	require.Equal(t, 1, open())
+	for range requestsMax {
+		<-u.Client.room
+	}
+	until(func() bool { return open() == 0 })
 	require.NoError(t, u.Client.Close(t.Context()))
 }
 

@@ -228,6 +228,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	switch {
 	case s.draining:
 		refused = errEnding
+	case what == kindLeave: // a namespace that is not given back stays until the client ends
 	case s.count > 0 && s.bytes+len(data) > s.most:
 		refused = fmt.Errorf("%d requests of all clients run, of %d bytes: %w", s.count, s.bytes,
 			engine.ErrBusy)
