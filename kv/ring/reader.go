@@ -32,10 +32,12 @@ type Handle struct {
 var (
 	// ErrMiss: the object of a handle has gone, or the handle is of another writer.
 	ErrMiss = errors.New("no such object: it has gone, or the handle is of another ring")
-	// ErrRevoked: this reader was stopped for longer than Config.Frozen, and its seat was taken
-	// away. What it held may have other bytes since.
-	ErrRevoked = fmt.Errorf("this reader was stopped for too long and has lost its seat, and what "+
-		"it held may have changed: join again: %w", driver.ErrRevoked)
+	// ErrRevoked: this reader was stopped for longer than Config.Frozen, or its connection has
+	// ended while it held nothing, and its seat was taken away. What it held may have other bytes
+	// since.
+	ErrRevoked = fmt.Errorf("this reader was stopped for too long, or its connection has ended, "+
+		"and it has lost its seat: what it held may have changed: join again: %w",
+		driver.ErrRevoked)
 )
 
 // member is what a process that reads has of a ring: a Reader, or the writer, of its own objects.

@@ -336,7 +336,16 @@ func TestRemove(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, w.Remove("b"), "it is not there yet")
 	d.Drop()
+	d.Drop()
 	put(t, w, "b", 4096, 2)
+	w.Clear()
+	d, err = w.Reserve(over, "c", 4096)
+	require.NoError(t, err)
+	copy(d.Bytes(), filled(4096, 3))
+	h = d.Commit()
+	d.Drop() // as a program that defers it
+	require.Equal(t, filled(4096, 3), got(t, r, h))
+	require.Zero(t, w.Stats().Free)
 }
 
 // A Reserve that finds no room sleeps until a reader lets go, and no longer than its context.

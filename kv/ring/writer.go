@@ -182,7 +182,7 @@ func (c *Config) complete() error {
 // Draft is an object that the program writes. Commit or Drop ends it; one goroutine uses it.
 type Draft struct {
 	w *Writer
-	o *object
+	o *object // nil: it has ended
 }
 
 // Reserve takes room for an object of n bytes under a key. Where the ring is full, objects go that
@@ -467,16 +467,21 @@ func (d *Draft) Commit() Handle {
 	r.generation.Store(o.generation)
 	w.stats.Puts++
 	w.open.Add(-1)
+	d.o = nil
 	return Handle{o.row, o.generation}
 }
 
-// Drop gives the room back. Nothing was put.
+// Drop gives the room back: nothing was put. Behind Commit, or another Drop, it does nothing.
 func (d *Draft) Drop() {
+	if d.o == nil {
+		return
+	}
 	d.w.mu.Lock()
 	defer d.w.mu.Unlock()
 	d.w.forgetObject(d.o)
 	d.w.giveBack(d.o)
 	d.w.open.Add(-1)
+	d.o = nil
 	d.w.wake()
 }
 
