@@ -530,6 +530,8 @@ func TestHoldBesideEvict(t *testing.T) {
 		held, err = r.Get(h)
 		return err != nil
 	}, func() (saw bool) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		w.rows[o.row].generation.Swap(0)
 		gone = !w.isHeld(o)
 		return !gone
