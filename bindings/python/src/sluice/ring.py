@@ -65,7 +65,8 @@ class _Open(Closing):
 
     def get(self, handle: Handle) -> View:
         """Holds an object where it lies. MissingError: it has gone, or the handle is of another
-        ring. RevokedError: this reader was stopped for too long and has lost its seat; join again.
+        ring. RevokedError: this reader was stopped for too long, or its connection has ended, and
+        it has lost its seat; join again.
         """
         return View(self, handle)
 
