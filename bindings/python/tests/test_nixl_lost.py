@@ -186,6 +186,67 @@ def test_a_transfer_waits_for_one_that_answers_late(apart: Two, monkeypatch: pyt
     h.release()
 
 
+@pytest.mark.parametrize("message", [b"", b"with it"])
+@pytest.mark.parametrize("posted", [True, False])
+def test_a_transfer_of_before_two_losses(apart: Two, posted: bool, message: bytes) -> None:
+    """Its peer is not lost alone, but closed."""
+    h = apart.a.initialize_xfer("WRITE", apart.descs(apart.x, (0, N)),
+                                apart.descs(apart.y, (0, N)), "beta")
+    if posted:
+        finish(apart.a, h)
+    for value in (1, 2):
+        cut(apart.a)
+        assert filled(apart, value)
+    apart.x[:] = 3
+    state = apart.a.transfer(h, message)
+    until(lambda: "DONE" in (state, apart.a.check_xfer_state(h)))
+    assert (apart.y == 3).all()
+    if message:
+        until(lambda: apart.b.get_new_notifs() == {"alpha": [message]})
+    h.release()
+
+
+def test_a_wait_for_a_lost_peer_ends_with_the_first_error(
+        apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was done before is not told as done again."""
+    monkeypatch.setattr("sluice.nixl.meeting._MOMENT", 0.0)
+    connect, let = sluice.Engine.connect, threading.Event()
+
+    def late(self: sluice.Engine, *args: Any) -> Peer:
+        assert let.wait(LIMIT)
+        return connect(self, *args)
+
+    def make() -> nixl.nixl_xfer_handle:
+        return apart.a.initialize_xfer("WRITE", apart.descs(apart.x, (0, N)),
+                                       apart.descs(apart.y, (0, N)), "beta", b"here")
+
+    hs = [make(), make()]
+    for h in hs:
+        finish(apart.a, h)
+    cut(apart.a)
+    with monkeypatch.context() as silent:
+        silent.setattr(sluice.Engine, "connect", late)
+        hs.append(make())
+        assert apart.a.estimate_xfer_cost(hs[2])[2] in ("UNKNOWN", "ANALYTICAL_BACKEND")
+        assert {apart.a.transfer(h) for h in hs} == {"PROC"}
+        apart.a.remove_remote_agent("beta")
+        for h in hs[0], hs[2]:
+            with pytest.raises(b.nixlNotFoundError):
+                apart.a.check_xfer_state(h)
+        with pytest.raises(b.nixlNotFoundError):
+            apart.a.transfer(hs[1])
+        let.set()
+    apart.a.add_remote_agent(apart.b.get_agent_metadata())
+    apart.x[:] = 6
+    for h in hs:
+        with pytest.raises(b.nixlNotPostedError):
+            apart.a.check_xfer_state(h)
+    assert filled(apart, 7)
+    assert apart.b.get_new_notifs() == {"alpha": [b"here"] * 2}
+    for h in hs:
+        h.release()
+
+
 def test_one_that_ended_stays_lost(apart: Two) -> None:
     lost = apart.a._remotes["beta"].peer
     apart.b.close()

@@ -169,6 +169,14 @@ def test_past_the_region_is_refused_whatever_it_is_past_by(two: Two) -> None:
     assert not two.y.any()
 
 
+@pytest.mark.parametrize("step", [0, 64])
+def test_what_has_no_bytes_is_refused(two: Two, step: int) -> None:
+    here, there = (two.descs(of, *((i * step, 0) for i in range(places.PATTERN_LEAST)))
+                   for of in (two.x, two.y))
+    with pytest.raises(b.nixlInvalidParamError, match="0 bytes"):
+        two.a.initialize_xfer("WRITE", here, there, "beta")
+
+
 def test_release_ends_the_writes(start: Any) -> None:
     """Of a target that is stopped in the middle of a transfer, and goes on after the release."""
     length = 64 << 20

@@ -110,6 +110,10 @@ class nixl_xfer_handle:
         self._slow = False  # the log has said so of this post
 
     @property
+    def released(self) -> bool:
+        return self._transfer is None and not self._unmade
+
+    @property
     def transfer(self) -> Transfer:
         if self._transfer is None:
             raise b.nixlInvalidParamError("the transfer was released")
@@ -136,11 +140,16 @@ class nixl_xfer_handle:
         return t
 
     def _usable(self) -> Transfer:
-        """The transfer; made anew where its peer was lost since, unless it is under way."""
-        if self._unmade:
+        """The transfer; made anew where its peer was lost since, unless it is under way. From then
+        on the outcome of a former post is none of this one.
+        """
+        if not self._unmade:
+            t = self.transfer
+            if not is_lost(t.peer) or self._is_under_way():
+                return t
+        self._posted, self._lasted = False, 0.0
+        with translated():
             return self._anew()
-        t = self.transfer
-        return self._anew() if is_lost(t.peer) and not self._is_under_way() else t
 
     def _is_under_way(self) -> bool:
         try:
@@ -181,10 +190,11 @@ class nixl_xfer_handle:
             try:
                 self._start(self._usable() if self._message or self._unmade else self.transfer)
                 try:
-                    t = self._transfer
-                    return self._start(self._usable() if self._message or t is None else t)
-                except b.nixlRemoteDisconnectError:
-                    if self._message:
+                    return self._start(self._usable() if self._message or self._unmade
+                                       else self.transfer)
+                except Exception as e:  # a peer that was lost twice was closed
+                    lost = self._transfer is not None and is_lost(self._transfer.peer)
+                    if self._message or not (lost or isinstance(e, b.nixlRemoteDisconnectError)):
                         raise
                 self._start(self._usable())
             except Late:
@@ -197,14 +207,16 @@ class nixl_xfer_handle:
 
     def _start_late(self) -> bool:
         """Whether a post that has waited for its peer is begun. nixlRemoteDisconnectError: its peer
-        is gone, or has not answered within SLOW.
+        is gone, or has not answered within SLOW. After an error it waits no more.
         """
         try:
             self._start(self._usable())
-        except b.nixlRemoteDisconnectError as e:
+        except Exception as e:
             if isinstance(e, Late) and time.monotonic() < self._patience:
                 return False
-            self._gone, self._patience = str(e), 0.0
+            self._patience = 0.0
+            if isinstance(e, b.nixlRemoteDisconnectError):
+                self._gone = str(e)
             raise
         self._patience = 0.0
         return True
@@ -232,7 +244,8 @@ class nixl_xfer_handle:
     def _elsewhere(self, why: errors.RevokedError) -> Transfer:
         """The same by another range of the peer's that holds the bytes."""
         try:
-            return self._anew(revoked=True)
+            with translated():
+                return self._anew(revoked=True)
         except b.nixlNotFoundError:
             raise as_nixl(why) from why
 
@@ -292,4 +305,4 @@ class nixl_xfer_handle:
 
     def __repr__(self) -> str:
         return (f"nixl_xfer_handle({self.plugin}, {self.total} bytes, "
-                f"released={self._transfer is None and not self._unmade})")
+                f"released={self.released})")

@@ -163,7 +163,7 @@ def find_pattern(at: Located[Any]) -> Optional[Pattern]:
     base = int(at.offsets.min())
     away = at.offsets - np.uint64(base)
     stride = int(np.gcd.reduce(away))
-    if stride < int(at.lengths[0]) or int(away.max()) // stride >= _INDICES:
+    if stride < max(1, int(at.lengths[0])) or int(away.max()) // stride >= _INDICES:
         return None  # not blocks that lie beside each other
     return Pattern(base, stride, int(at.lengths[0]), (away // np.uint64(stride)).astype(np.uint32))
 

@@ -215,7 +215,8 @@ class Transfers(Meeting):
         """Microseconds, their margin, and how that is known: by what this agent has measured, or
         "UNKNOWN".
         """
-        req_handle.transfer  # one that was released has no cost
+        if req_handle.released:
+            raise b.nixlInvalidParamError("the transfer was released")
         rates = [r for r in self._open().stats()["routes"] if r["rate"] > 0]
         if not rates:
             return 0, 0, "UNKNOWN"
