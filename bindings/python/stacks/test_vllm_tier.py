@@ -39,6 +39,7 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm_server import WORDS, Server, make_model, started
 
 CHUNK, CHUNKS = 8192, 64
@@ -196,6 +197,23 @@ def test_routers_know_blocks_by_their_keys() -> None:
         assert [int.from_bytes(row[8:], "big") for row in rows] == told
     same = cache_keys([key[:-4] + group.to_bytes(4, "big") for key in keys for group in range(3)])
     assert len({same[k:k + KEY_BYTES] for k in range(0, len(same), KEY_BYTES)}) == 18
+
+
+def test_a_job_that_cannot_be_begun_has_failed(server: Node) -> None:
+    """Whatever is wrong with it, and others go on."""
+    scheduler = Scheduler({"address": server.address, **PATIENT})
+    try:
+        for wrong in np.array(["?"]), np.array([0, 1], np.int32):
+            scheduler.tier.submit_load(TransferJob(7, names(1), wrong, True, ReqContext("r")))
+            scheduler.tier.drain_jobs()
+            [result] = scheduler.tier.get_finished_jobs()
+            assert (result.job_id, result.success) == (7, False)
+        keys = names(3)
+        scheduler.store(keys)
+        scheduler.forget()
+        assert scheduler.find(keys)[0] == all_are(LookupResult.HIT, 3)
+    finally:
+        scheduler.close()
 
 
 def test_another_server_of_the_model_finds_them(server: Node) -> None:

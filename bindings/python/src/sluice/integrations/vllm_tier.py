@@ -266,9 +266,9 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _started(self, run: _Run, chunks: Any) -> None:
         """On the thread for it."""
-        job = Job(self._pool, b"", np.array(chunks, np.uint32))
+        job = Job(self._pool, b"", np.zeros(len(run.keys), np.uint32))
         try:
-            job.keys = cache_keys(run.keys)
+            job.keys, job.slots = cache_keys(run.keys), np.array(chunks, np.uint32)
             run.batch = self._store.begin([job], not run.is_load)
         except Exception:
             log.exception("job %d cannot be begun", run.id)
