@@ -349,6 +349,32 @@ def test_a_prefill_that_stands_still_for_too_long(server: Any,
     assert side._known == known and decode.scheduler.kv_cache_manager.usage == 0
 
 
+def test_a_door_with_too_many_callers(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hangs up: that request is computed, and one that waits is handed over all the same."""
+    prefill, decode = server("kv_producer"), server("kv_consumer")
+    text = prompt(21, 2 * TOKENS)
+    decode.add("a", text, 2, kv=prefill.number(5))
+    decode.step()
+    handed.until_wanted(prefill, 5)
+    known = decode.workers[0]._decode._known.copy()
+    with monkeypatch.context() as full:
+        door = prefill.workers[0]._prefill._door
+        full.setattr(door, "_answer", lambda caller: None)
+        other = prompt(22, 2 * TOKENS)
+        decode.add("b", other, 2, kv=prefill.number(6))
+        end = soon()
+        while not decode.requests["b"].is_finished():
+            decode.step()
+            assert time.monotonic() < end
+    assert decode.said("b") == made.answer(other, 2)
+    assert decode.workers[0]._decode._known == known
+    prefill.add("a", text, 1, kv={"do_remote_decode": True, "sluice_number": 5})
+    together(prefill, decode)
+    assert decode.said("a") == made.answer(text, 2)
+    [met] = prefill.workers[0]._prefill._met.values()
+    assert met.rank.stats()["finished"] == 1
+
+
 def test_no_proof(server: Any, monkeypatch: pytest.MonkeyPatch,
                   caplog: pytest.LogCaptureFixture) -> None:
     """A group that could not be closed is closed again until there is the proof, is said once, and

@@ -742,7 +742,7 @@ class Decode:
     def _begin(self, load: Load, until: float) -> Optional[Request]:
         """Expects a request, and says so at all doors of the prefill. A prefill that has gone, or
         does not know this decode, is met again, once, and its group closed. What goes wrong in
-        another way is of this request alone.
+        another way is of this request alone: a door also hangs up where it has too many callers.
         """
         host, port, ranks = load.at
         word = {"op": "want", "decode": self._word, "rank": self._rank, "number": load.number,
@@ -759,8 +759,8 @@ class Decode:
                     ask(host, port + k, word, until)
                 return request
             except Exception as e:
-                gone = isinstance(e, (ConnectionError, Unknown, errors.ClosedError,
-                                      errors.HandleError))
+                gone = (isinstance(e, (Unknown, errors.ClosedError, errors.HandleError))
+                        or isinstance(e, ConnectionError) and known.lost())
                 if gone:
                     self._forget(load.at, known)
                 if request is not None and not (gone and again and self._free(request, until)):
