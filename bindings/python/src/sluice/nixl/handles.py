@@ -188,7 +188,6 @@ class nixl_xfer_handle:
         with self._lock:
             self._gone, self._patience = "", 0.0
             try:
-                self._start(self._usable() if self._message or self._unmade else self.transfer)
                 try:
                     return self._start(self._usable() if self._message or self._unmade
                                        else self.transfer)
@@ -196,9 +195,9 @@ class nixl_xfer_handle:
                     lost = self._transfer is not None and is_lost(self._transfer.peer)
                     if self._message or not (lost or isinstance(e, b.nixlRemoteDisconnectError)):
                         raise
-                self._start(self._usable())
+                return self._start(self._usable())
             except Late:
-                self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
+                self._posted, self._began, self._lasted = True, perf_counter(), 0.0
                 self._patience = time.monotonic() + SLOW
                 return "PROC"
             except b.nixlRemoteDisconnectError as e:
@@ -221,9 +220,12 @@ class nixl_xfer_handle:
         self._patience = 0.0
         return True
 
-    def _start(self, t: Transfer) -> None:
-        self._posted, self._began, self._lasted = time.time(), time.perf_counter(), 0.0
-        self._slow = False
+    def _start(self, t: Transfer) -> str:
+        """Posts it, and copies a first piece of what is not done at once. In one call, whose error
+        may be that of the post or of its outcome: this is what programs do most.
+        """
+        self._posted, self._slow, self._lasted = True, False, 0.0
+        self._began = began = perf_counter()
         while True:
             code = lib.post_and_wait(t._handle, 0)
             if code >= 0:
