@@ -108,8 +108,9 @@ type client struct {
 	importing sync.Mutex
 	ends      map[uint64]context.CancelFunc // of requests that run, by id
 	count     int                           // requests that run
-	bytes     int                           // of their messages
-	running   sync.WaitGroup                // those
+	answers   int                           // that are on their way
+	bytes     int                           // of the messages of both
+	running   sync.WaitGroup                // both
 }
 
 // space is a namespace that a client has open, until it has left it and its requests have ended.
@@ -184,8 +185,9 @@ func (s *Server) Drain(ctx context.Context) error {
 	}
 }
 
-// handle is the story of a message. It does not wait: a request runs in a goroutine, of which a
-// client has twice requestsMax, since those whose answer has just left may count still.
+// handle is the story of a message. It does not wait: a request runs in a goroutine. It counts
+// until its answer is about to leave, so that a client that has an answer may ask again. Who takes
+// no answers gets none once answersMax wait for it.
 func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	what, id, body := readHead(data)
 	s.mu.Lock()
@@ -220,14 +222,15 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		return
 	}
 
-	if c.count >= 2*requestsMax {
-		return // a Client never has as many; who has is not answered
+	if c.answers >= answersMax {
+		return // a Client never has as many
 	}
-	c.count++
 	var refused error
 	switch {
 	case s.draining:
 		refused = errEnding
+	case c.count >= 2*requestsMax: // a Client counts those no more of which it did not hear
+		refused = fmt.Errorf("%d requests of this client run: %w", c.count, engine.ErrBusy)
 	case what == kindLeave: // a namespace that is not given back stays until the client ends
 	case s.count > 0 && s.bytes+len(data) > s.most:
 		refused = fmt.Errorf("%d requests of all clients run, of %d bytes: %w", s.count, s.bytes,
@@ -236,14 +239,16 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		refused = fmt.Errorf("requests of %d bytes of this client run: %w", c.bytes, engine.ErrBusy)
 	}
 	if refused != nil {
+		c.answers++
 		c.running.Go(func() {
 			s.send(c, id, refused, nil)
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			c.count--
+			c.answers--
 		})
 		return
 	}
+	c.count++
 	s.count++
 	s.bytes += len(data)
 	c.bytes += len(data)
@@ -260,11 +265,13 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		}
 		s.mu.Lock()
 		delete(c.ends, id)
+		c.count--
+		c.answers++
 		s.mu.Unlock()
 		s.send(c, id, err, body)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		c.count--
+		c.answers--
 		s.count--
 		s.bytes -= len(data)
 		c.bytes -= len(data)

@@ -17,6 +17,7 @@ import (
 // alone.
 const (
 	requestsMax = 64       // that run at a time; a server takes twice as many
+	answersMax  = 1 << 10  // that a server sends at a time
 	regionsMax  = 64       // attached
 	spacesMax   = 64       // open
 	namesMax    = 768      // namespaces that all clients of a server have open
