@@ -202,9 +202,6 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 		return
 	}
 	generation = w.generation()
-	if room > 0 {
-		e.schedule.release(t, room)
-	}
 	// The post stays under way until end: this batch is one of those that remain.
 	if c.Err != nil {
 		if errors.Is(c.Err, driver.ErrUnproven) {
@@ -215,6 +212,9 @@ func (e *Engine) finish(l *lane, c *driver.Completion) {
 		if t.claim() { // it may wait for room at a connection that never has any
 			t.submit(nil) // leaves out the batches that were not submitted
 		}
+	}
+	if room > 0 { // of which one that has failed gets none any more
+		e.schedule.release(t, room)
 	}
 	if len(t.batches) > 1 {
 		if c.Err == nil {
