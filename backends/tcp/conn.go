@@ -104,8 +104,8 @@ func newConn(b *Backend, s side, index int, tcp *net.TCPConn, secure net.Conn) (
 	return c, nil
 }
 
-// startReading ends the handshake: it writes what waits, and starts the reading goroutine, unless
-// the backend closes, which closes c as well.
+// startReading ends the handshake: the caller writes what the handshake has queued, and starts the
+// reading goroutine, unless the backend closes, which closes c as well.
 func (c *conn) startReading() {
 	if c.tls {
 		c.tlsRecords.keep(c)

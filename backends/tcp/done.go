@@ -31,8 +31,8 @@ func (b *Backend) wake() {
 // Reap implements driver.Reaper.
 func (b *Backend) Reap(by func() (more bool)) { b.reap.Store(&by) }
 
-// handOver has the program take what waits for it, in this goroutine where it can, which is that
-// which reads c: so what has come needs no wake-up of another. The caller holds no lock.
+// handOver is called by the goroutine that reads c, which holds no lock. It has the engine take
+// completions and messages in this goroutine, or, where the engine gave nothing to Reap, wakes it.
 func (b *Backend) handOver(c *conn) {
 	if b.done.Ready() == 0 && b.inbox.ready.Load() == 0 {
 		return
@@ -41,7 +41,7 @@ func (b *Backend) handOver(c *conn) {
 	if by := b.reap.Load(); by == nil {
 		b.wake()
 	} else if (*by)() {
-		b.wakeForRoom() // Arm must report it: what is left may stand in no queue here
+		b.wakeForRoom() // Arm must report it: what the engine left may stand in no queue here
 	}
 }
 

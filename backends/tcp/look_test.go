@@ -64,7 +64,7 @@ func TestLooksInVainGetRare(t *testing.T) {
 	require.False(t, c.look(pair[0]), "a look within a frame")
 }
 
-// A message is received by the goroutine that has read it, where the program has given what does.
+// The goroutine that has read a message receives it, where the program has given Reap what does.
 func TestMessagesAreHandedOver(t *testing.T) {
 	owner, initiator := open(t, Config{}), open(t, Config{})
 	came := make(chan string, 1)
@@ -91,7 +91,7 @@ func TestMessagesAreHandedOver(t *testing.T) {
 	require.Zero(t, n, "another goroutine is woken for it")
 }
 
-// What the socket does not take of the records of TLS stays for the next flush, and nobody waits.
+// Records of TLS that the socket does not take stay for the next flush, and no writer waits.
 func TestRecordsWaitForTheSocket(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -123,7 +123,7 @@ func TestRecordsWaitForTheSocket(t *testing.T) {
 		}
 	}
 	require.True(t, r.wait())
-	for err = nil; err == nil; { // what nobody takes is bounded
+	for err = nil; err == nil; { // records that the peer does not read are bounded
 		if _, err = r.Write(make([]byte, 1<<10)); err == nil {
 			sent.Write(make([]byte, 1<<10))
 		}

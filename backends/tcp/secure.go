@@ -244,7 +244,8 @@ func (r *records) wait() bool {
 	return r.chunk != nil
 }
 
-// flush writes what is kept, as far as the socket takes it: EAGAIN if that is not all.
+// flush writes the records that Write has kept, as far as the socket takes them: EAGAIN if it does
+// not take all.
 func (r *records) flush(fd int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -101,8 +101,8 @@ func setHandle(out *C.struct_sluice_ring_handle, h ring.Handle) {
 	*out = C.struct_sluice_ring_handle{generation: C.uint64_t(h.Generation), row: C.uint32_t(h.Row)}
 }
 
-// lookUp answers with the handle that a Writer's method finds for a key.
-func lookUp(h C.uint64_t, key *C.char, out *C.struct_sluice_ring_handle, f *C.struct_slgo_fault,
+// findHandle answers with the handle that a Writer's method finds for a key.
+func findHandle(h C.uint64_t, key *C.char, out *C.struct_sluice_ring_handle, f *C.struct_slgo_fault,
 	find func(w *ring.Writer, key string) (ring.Handle, bool)) C.int {
 	return calling(&rings, h, 0, f, func(_ context.Context, w *ring.Writer) error {
 		handle, ok := find(w, C.GoString(key))
@@ -117,17 +117,17 @@ func lookUp(h C.uint64_t, key *C.char, out *C.struct_sluice_ring_handle, f *C.st
 //export slgoRingHandOut
 func slgoRingHandOut(h C.uint64_t, key *C.char, out *C.struct_sluice_ring_handle,
 	f *C.struct_slgo_fault) C.int {
-	return lookUp(h, key, out, f, (*ring.Writer).Handle)
+	return findHandle(h, key, out, f, (*ring.Writer).Handle)
 }
 
 //export slgoRingFind
 func slgoRingFind(h C.uint64_t, key *C.char, out *C.struct_sluice_ring_handle,
 	f *C.struct_slgo_fault) C.int {
-	return lookUp(h, key, out, f, (*ring.Writer).Find)
+	return findHandle(h, key, out, f, (*ring.Writer).Find)
 }
 
-// ofKey answers for a Writer's method that says whether there was an object of a key.
-func ofKey(h C.uint64_t, key *C.char, f *C.struct_slgo_fault,
+// ofObject answers for a Writer's method that says whether there was an object of a key.
+func ofObject(h C.uint64_t, key *C.char, f *C.struct_slgo_fault,
 	do func(w *ring.Writer, key string) bool) C.int {
 	return calling(&rings, h, 0, f, func(_ context.Context, w *ring.Writer) error {
 		if !do(w, C.GoString(key)) {
@@ -139,12 +139,12 @@ func ofKey(h C.uint64_t, key *C.char, f *C.struct_slgo_fault,
 
 //export slgoRingTouch
 func slgoRingTouch(h C.uint64_t, key *C.char, f *C.struct_slgo_fault) C.int {
-	return ofKey(h, key, f, (*ring.Writer).Touch)
+	return ofObject(h, key, f, (*ring.Writer).Touch)
 }
 
 //export slgoRingRemove
 func slgoRingRemove(h C.uint64_t, key *C.char, f *C.struct_slgo_fault) C.int {
-	return ofKey(h, key, f, (*ring.Writer).Remove)
+	return ofObject(h, key, f, (*ring.Writer).Remove)
 }
 
 //export slgoRingEndTouches
@@ -226,7 +226,7 @@ func slgoRingGone(h C.uint64_t, gone *C.int, f *C.struct_slgo_fault) C.int {
 //export slgoRingGet
 func slgoRingGet(h C.uint64_t, handle *C.struct_sluice_ring_handle, address, length,
 	out *C.uint64_t, f *C.struct_slgo_fault) C.int {
-	of, err := holderOf(uint64(h))
+	of, err := writerOrReader(uint64(h))
 	if err != nil {
 		return answer(f, err)
 	}
@@ -242,7 +242,7 @@ func slgoRingGet(h C.uint64_t, handle *C.struct_sluice_ring_handle, address, len
 	return C.SLUICE_OK
 }
 
-func holderOf(h uint64) (holder, error) {
+func writerOrReader(h uint64) (holder, error) {
 	if w, err := rings.get(h); err == nil {
 		return w, nil
 	}

@@ -107,6 +107,30 @@ func TestFarBlock(t *testing.T) {
 	}
 }
 
+// An entry behind its home that a Lookup has go is counted there no more.
+func TestGoesFromBehind(t *testing.T) {
+	list := ways()
+	list["go"] = walk
+	for name, way := range list {
+		table, err := New(1, 64)
+		require.NoError(t, err)
+		var crowd, first []uint32
+		for entry := uint32(0); len(crowd) < 64 || len(first) < 1; entry++ {
+			switch home := table.home(entry); {
+			case home == 3 && len(crowd) < 64:
+				crowd = append(crowd, entry)
+			case home == 0 && len(first) < 1:
+				first = append(first, entry)
+			}
+		}
+		var m Misses
+		require.NoError(t, table.lookup(one(0, crowd...), &m, way))
+		require.Equal(t, []uint8{32, 16, 0, 48}, table.beyond, name)
+		require.NoError(t, table.lookup(one(0, first...), &m, way))
+		require.Equal(t, []uint8{32, 16, 0, 47}, table.beyond, name)
+	}
+}
+
 // A set whose entries all have one home is slow, and right: what goes past a group is found behind
 // it, until it leaves.
 func TestOneHome(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
@@ -428,6 +429,50 @@ func TestGetBesideEvict(t *testing.T) {
 	}
 }
 
+// A reader that has got an object since the writer chose it keeps it.
+func TestGetBesideChoice(t *testing.T) {
+	w := openRing(t, Config{Bytes: 4096})
+	r := joinRing(t, w)
+	h := put(t, w, "a", 4096, 1)
+	got(t, r, h)
+	s := testpoint.Stand(t, "ring: chosen")[0]
+	var full error
+	var other sync.WaitGroup
+	other.Go(func() { _, full = w.Put(over, "b", filled(4096, 2)) })
+	<-s.Came
+	o, err := r.Get(h)
+	require.NoError(t, err)
+	s.GoOn()
+	other.Wait()
+	require.ErrorIs(t, full, ErrFull)
+	require.Equal(t, filled(4096, 1), o.Bytes())
+	require.NoError(t, o.Close())
+	require.Equal(t, filled(4096, 1), got(t, r, h), "it has its generation again")
+}
+
+// A reader that lets go of an object rings where the writer waits.
+func TestDoorbell(t *testing.T) {
+	w := openRing(t, Config{Bytes: 4096, Await: 1})
+	r := joinRing(t, w)
+	o, err := r.Get(put(t, w, "a", 4096, 1))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // the word of its Join has come
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.awaited == 0
+	}, time.Minute, time.Millisecond)
+	w.head.waits.Store(1)
+	w.mu.Lock()
+	changed := w.changed
+	w.mu.Unlock()
+	require.NoError(t, o.Close())
+	select {
+	case <-changed:
+	case <-time.After(time.Minute):
+		t.Fatal("the writer was not told")
+	}
+}
+
 // Nonsense in the words of a reader keeps objects, or lets those go that it was to get. The bytes
 // that others hold stay.
 func TestNonsenseInWords(t *testing.T) {
@@ -486,6 +531,10 @@ func TestReadersCannotWrite(t *testing.T) {
 		require.ErrorIs(t, err, driver.ErrFault)
 	}
 	require.NoError(t, o.Close())
+	for _, fd := range []int{w.tableFD, w.dataFD} { // which a reader receives
+		_, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		require.ErrorIs(t, err, unix.EPERM)
+	}
 }
 
 func TestNoLeak(t *testing.T) {

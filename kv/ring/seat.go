@@ -216,7 +216,7 @@ func (w *Writer) sitDown(conn *net.UnixConn, process proc.Remote) (s *seat, err 
 		mem: mem}
 	w.seats[n] = s
 	if w.awaited&(1<<n) == 0 { // one that was awaited is to get what was put before
-		w.oweNothing(n)
+		w.forgetDebts(n)
 	}
 	w.head.seats[n].Store(s.epoch)
 	w.mu.Unlock()

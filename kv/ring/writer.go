@@ -249,6 +249,7 @@ func (w *Writer) place(key string, n uint64) *object {
 		if len(going) == 0 {
 			break
 		}
+		testpoint.At("ring: chosen")
 		for _, o := range going {
 			w.evict(o)
 		}
@@ -343,9 +344,9 @@ func (w *Writer) owe(o *object, first bool) {
 	}
 }
 
-// oweNothing is for a reader that has come: what was put before it is not owed to it. The caller
+// forgetDebts is for a reader that has come: what was put before is not owed to it. The caller
 // holds mu.
-func (w *Writer) oweNothing(n int) {
+func (w *Writer) forgetDebts(n int) {
 	for row := range w.rows {
 		*w.target(uint32(row), n) = 0
 	}

@@ -401,6 +401,73 @@ func TestGivenUp(t *testing.T) {
 	require.NoError(t, u.Client.Close(t.Context()))
 }
 
+// A client that has its answers may ask again, however many of the goroutines that sent them have
+// not run since.
+func TestAnswersThatLeft(t *testing.T) {
+	_, path := openServer(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	goOn := make(chan struct{})
+	testpoint.Set(func(point string) {
+		if point == "cache server: answered" {
+			<-goOn
+		}
+	})
+	t.Cleanup(func() { testpoint.Set(nil) })
+	t.Cleanup(sync.OnceFunc(func() { close(goOn) }))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 4 * requestsMax {
+		_, err := u.Match(ctx, keysOf(1, 4))
+		require.NoError(t, err)
+	}
+}
+
+// A program that asks for more than a Client does is refused, and one that takes no answers gets no
+// more of them.
+func TestTooManyRequests(t *testing.T) {
+	goOn := make(chan struct{})
+	_, s, path := openWhole(t, func(c *Config) {
+		c.Options = func(name string) (o cache.NamespaceOptions) {
+			if name == "slow" {
+				<-goOn
+			}
+			return o
+		}
+	})
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	u.Client.room = make(chan struct{}, 4*requestsMax)
+	var slow sync.WaitGroup
+	for range 2 * requestsMax {
+		slow.Go(func() { _, _ = u.Client.Namespace(t.Context(), "slow", [32]byte{}) })
+	}
+	until(func() bool { return s.Report().Running == 2*requestsMax })
+	_, err = u.Match(t.Context(), keysOf(1, 4))
+	require.ErrorIs(t, err, engine.ErrBusy)
+	require.ErrorContains(t, err, "requests of this client run")
+	close(goOn)
+	slow.Wait()
+
+	until(func() bool { return s.Report().Running == 0 })
+	parked := make(chan struct{})
+	testpoint.Set(func(point string) {
+		if point == "cache server: answered" {
+			<-parked
+		}
+	})
+	t.Cleanup(func() { testpoint.Set(nil) })
+	t.Cleanup(sync.OnceFunc(func() { close(parked) }))
+	for range answersMax {
+		_, err := u.Match(t.Context(), keysOf(1, 4))
+		require.NoError(t, err)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = u.Match(soon, keysOf(1, 4))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
 // TestDroppedClient: one whose connection the server has given up learns it, though its own stands.
 func TestDroppedClient(t *testing.T) {
 	_, s, path := openWhole(t)

@@ -269,6 +269,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		c.answers++
 		s.mu.Unlock()
 		s.send(c, id, err, body)
+		testpoint.At("cache server: answered")
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		c.answers--
