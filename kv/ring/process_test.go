@@ -179,8 +179,6 @@ func TestKilledReader(t *testing.T) {
 	joinRing(t, w)
 }
 
-// A reader that is stopped at any step keeps what it holds for Frozen. Then others get its room,
-// and it is told when it goes on; never are other bytes taken for those of the handle.
 // TestWriterOfAnotherUser: whoever may make a socket at the path gets no reader.
 func TestWriterOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -207,6 +205,8 @@ func TestWriterOfAnotherUser(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrPermission)
 }
 
+// A reader that is stopped at any step keeps what it holds for Frozen. Then others get its room,
+// and it is told when it goes on; never are other bytes taken for those of the handle.
 func TestStoppedReader(t *testing.T) {
 	for _, point := range []string{"", "ring: raised"} {
 		t.Run(point, func(t *testing.T) {
