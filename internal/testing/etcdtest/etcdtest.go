@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package etcdtest runs the members of a real etcd for a test.
+package etcdtest
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/driver/drivertest"
+)
+
+// Member is a member of an etcd, which listens on the loopback alone.
+type Member struct {
+	URL string // for clients
+
+	t      *testing.T
+	folder string
+	args   []string
+	cmd    *exec.Cmd
+	output bytes.Buffer
+}
+
+// Start starts so many members, which end with the test. It does not wait until they answer. It
+// skips the test where the machine has no etcd.
+func Start(t *testing.T, n int) (members []*Member) {
+	t.Helper()
+	if _, err := exec.LookPath("etcd"); err != nil {
+		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "etcd",
+			Reason: err.Error(), Fix: "apt-get install etcd-server"})
+	}
+	var listeners []net.Listener
+	address := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners = append(listeners, l)
+		return "http://" + l.Addr().String()
+	}
+	var peers, all []string
+	for k := range n {
+		members = append(members, &Member{URL: address(), t: t, folder: t.TempDir()})
+		peers = append(peers, address())
+		all = append(all, fmt.Sprintf("m%d=%s", k, peers[k]))
+	}
+	for _, l := range listeners { // all together, so that no two get one port
+		_ = l.Close()
+	}
+	for k, m := range members {
+		m.args = []string{"--name", fmt.Sprint("m", k), "--data-dir",
+			filepath.Join(m.folder, "data"), "--listen-peer-urls", peers[k],
+			"--initial-advertise-peer-urls", peers[k], "--listen-client-urls", m.URL,
+			"--advertise-client-urls", m.URL, "--initial-cluster", strings.Join(all, ","),
+			"--initial-cluster-state", "new", "--unsafe-no-fsync"}
+		t.Cleanup(m.Kill)
+		m.Start()
+	}
+	return members
+}
+
+// URLs lists where the members answer clients.
+func URLs(members []*Member) (list []string) {
+	for _, m := range members {
+		list = append(list, m.URL)
+	}
+	return list
+}
+
+// Start starts a member that was killed.
+func (m *Member) Start() {
+	m.t.Helper()
+	m.output.Reset()
+	m.cmd = exec.Command("etcd", m.args...)
+	m.cmd.Stdout, m.cmd.Stderr = &m.output, &m.output
+	m.cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := m.cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Kill ends a member by SIGKILL.
+func (m *Member) Kill() {
+	if m.cmd.ProcessState == nil {
+		_ = m.cmd.Process.Kill()
+		_ = m.cmd.Wait()
+	}
+	if m.t.Failed() {
+		m.t.Logf("etcd at %s: %s", m.URL, m.output.Bytes())
+	}
+}
+
+// Signal sends a member a signal.
+func (m *Member) Signal(s os.Signal) {
+	m.t.Helper()
+	if err := m.cmd.Process.Signal(s); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Forget has a member that was killed start without what it knew.
+func (m *Member) Forget() {
+	m.t.Helper()
+	if err := os.RemoveAll(filepath.Join(m.folder, "data")); err != nil {
+		m.t.Fatal(err)
+	}
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package etcd is the directory of a cluster in an etcd: nodes are there as long as they live, and
+// namespaces as long as an operator wants. It has no entry for a block.
+//
+// What is there, under a prefix, in JSON:
+//
+//	PREFIX/nodes/NAME       a directory.Node, with a lease of five seconds
+//	PREFIX/namespaces/NAME  a directory.Namespace, which an operator puts there by etcdctl
+//
+// The way of a View (Directory.follow, one function): read all that is there from one member, then
+// watch from that revision on. A watch of a member that is cut off from the others, or stopped, is
+// silent and says nothing new, so that each beat asks the same member for what only a majority can
+// answer. When that fails the next member is tried. Until one answers the last view stays, and its
+// Trouble says why: no node joins and none leaves meanwhile.
+//
+// The way of a node (Member.hold): take a lease, put the node there under its name, where no other
+// one has it, and keep the lease alive. A lease that has run out, as etcd was away for longer, is
+// taken anew. A node that was there before etcd did not answer, and is not when it does again,
+// stays in the view for the time that it may take to come back: it finds an etcd that was made
+// anew, or restored, with no node at first.
+//
+// It speaks to etcd by HTTP (client.go) and has no dependency.
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/directory"
+)
+
+// Config is what Open needs.
+type Config struct {
+	Endpoints []string    // of the members: "http://10.0.0.1:2379"
+	TLS       *tls.Config // for endpoints of https; nil: the authorities of the host
+	Prefix    string      // of all keys; default "sluice"
+}
+
+const (
+	// LeaseTTL is how long a node that has died stays in the directory.
+	LeaseTTL = 5 * time.Second
+	beat     = LeaseTTL / 3
+	pauseMin = 50 * time.Millisecond // before the next member is tried
+	pauseMax = 2 * time.Second
+	// comeBackTime is how long a node that etcd has forgotten may take to join again.
+	comeBackTime = 2 * LeaseTTL
+	valueMax     = 16 << 10 // bytes of an entry
+	refusedMax   = 16
+)
+
+// Directory is the view of an etcd, and how nodes join it.
+type Directory struct {
+	c              *client
+	nodes, spaces  string // prefixes of keys
+	first, last    []byte // the range of all keys
+	stop           context.CancelFunc
+	followed, come chan struct{} // closed when follow has ended, and once a view is there
+
+	mu      sync.Mutex // guards what follows
+	view    *directory.View
+	changed chan struct{}
+	found   map[string][]byte    // values by key
+	gone    map[string]time.Time // keys that etcd has forgotten, and when the view does
+}
+
+// Open reads the directory, and follows it until Close. It waits until ctx ends for an etcd that
+// does not answer.
+func Open(ctx context.Context, cfg Config) (*Directory, error) {
+	if err := checkEndpoints(cfg.Endpoints); err != nil {
+		return nil, err
+	}
+	prefix := strings.Trim(cmp.Or(cfg.Prefix, "sluice"), "/")
+	if prefix == "" || len(prefix) > 255 {
+		return nil, fmt.Errorf("etcd: prefix %q: want from 1 to 255 bytes: %w", cfg.Prefix,
+			engine.ErrBounds)
+	}
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.TLSClientConfig, t.MaxResponseHeaderBytes = cfg.TLS, 64<<10
+	t.Proxy = nil // it would be asked for who is in the same cluster
+	life, stop := context.WithCancel(context.Background())
+	d := &Directory{c: &client{endpoints: slices.Clone(cfg.Endpoints),
+		http: &http.Client{Transport: t}},
+		nodes: prefix + "/nodes/", spaces: prefix + "/namespaces/",
+		first: []byte(prefix + "/"), last: []byte(prefix + "0"), // which is behind the slash
+		stop: stop, followed: make(chan struct{}), come: make(chan struct{}),
+		view: &directory.View{}, changed: make(chan struct{}), gone: map[string]time.Time{}}
+	go d.run(life)
+	select {
+	case <-d.come:
+		return d, nil
+	case <-ctx.Done():
+	}
+	v, _ := d.View()
+	d.Close()
+	return nil, fmt.Errorf("the directory does not answer: %w: %w", context.Cause(ctx),
+		cmp.Or(v.Trouble, errors.New("no member of etcd has been asked in that time")))
+}
+
+// Close ends the following. Leave first: a Member does not end by it.
+func (d *Directory) Close() {
+	d.stop()
+	<-d.followed
+	d.c.http.CloseIdleConnections()
+}
+
+// View implements directory.Directory.
+func (d *Directory) View() (*directory.View, <-chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.view, d.changed
+}
+
+// run follows one member after the other.
+func (d *Directory) run(ctx context.Context) {
+	defer close(d.followed)
+	pause := pauseMin
+	for turn := 0; ; turn++ {
+		began := time.Now()
+		err := d.follow(ctx, d.c.endpoints[turn%len(d.c.endpoints)])
+		if ctx.Err() != nil {
+			return
+		}
+		d.mu.Lock()
+		d.show(err)
+		d.mu.Unlock()
+		if time.Since(began) > pauseMax {
+			pause = pauseMin
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		if (turn+1)%len(d.c.endpoints) == 0 {
+			pause = min(2*pause, pauseMax)
+		}
+	}
+}
+
+// follow is the story of a view from one member. It returns why it has ended.
+func (d *Directory) follow(ctx context.Context, endpoint string) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+
+	// All that is there, by a majority, and the revision of it.
+	const most = directory.NodesMax + directory.NamespacesMax
+	all, err := ask[rangeAnswer](ctx, d.c, endpoint, "kv/range",
+		rangeRequest{Key: d.first, RangeEnd: d.last, Limit: most})
+	if err != nil {
+		return err
+	}
+	if all.More {
+		return fmt.Errorf("etcd has more than %d entries under %s: %w", most, d.first,
+			engine.ErrBounds)
+	}
+
+	// From now on, at each beat, what a member alone cannot answer. It is also when a node goes
+	// that etcd has forgotten.
+	var beats sync.WaitGroup
+	defer beats.Wait()
+	defer cancel(nil)
+	beats.Go(func() {
+		ticks := time.NewTicker(beat)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticks.C:
+			}
+			_, err := ask[rangeAnswer](ctx, d.c, endpoint, "kv/range",
+				rangeRequest{Key: d.first, CountOnly: true})
+			if err != nil {
+				cancel(err)
+				return
+			}
+			d.forget()
+		}
+	})
+
+	// What changes, from there on.
+	body, err := d.c.post(ctx, endpoint, "watch", map[string]any{"create_request": map[string]any{
+		"key": d.first, "range_end": d.last, "start_revision": all.Header.Revision + 1}})
+	if err != nil {
+		return cmp.Or(context.Cause(ctx), err)
+	}
+	defer body.Close()
+	d.replace(all.List)
+	bounded := &counted{from: body}
+	for messages := json.NewDecoder(bounded); ; {
+		bounded.left = answerMax
+		var m stream[watchAnswer]
+		err := messages.Decode(&m)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, io.EOF):
+			return fmt.Errorf("etcd at %s has ended the watch", endpoint)
+		case err != nil:
+			return fmt.Errorf("watch etcd at %s: %w", endpoint, err)
+		case m.Error != nil:
+			return fmt.Errorf("watch etcd at %s: %.1024s", endpoint, *m.Error)
+		case m.Result.Canceled:
+			return fmt.Errorf("etcd at %s has ended the watch: %.1024s", endpoint, m.Result.Reason)
+		}
+		d.apply(m.Result.Events)
+	}
+}
+
+// replace takes all that is there. A node that is not, and was before etcd did not answer, stays
+// for a while.
+func (d *Directory) replace(all []keyValue) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	found := map[string][]byte{}
+	for _, e := range all {
+		found[string(e.Key)] = e.Value
+		delete(d.gone, string(e.Key))
+	}
+	for key, value := range d.found {
+		if _, is := found[key]; is || !strings.HasPrefix(key, d.nodes) {
+			continue
+		}
+		found[key] = value
+		if _, is := d.gone[key]; !is {
+			d.gone[key] = time.Now().Add(comeBackTime)
+		}
+	}
+	d.found = found
+	d.show(nil)
+	select {
+	case <-d.come:
+	default:
+		close(d.come)
+	}
+}
+
+// forget drops the nodes that have not come back.
+func (d *Directory) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for key, until := range d.gone {
+		if time.Now().After(until) {
+			delete(d.gone, key)
+			delete(d.found, key)
+			d.show(nil)
+		}
+	}
+}
+
+// apply takes what has changed.
+func (d *Directory) apply(events []event) {
+	if len(events) == 0 {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, e := range events {
+		key := string(e.Of.Key)
+		delete(d.gone, key)
+		if e.Type == "DELETE" {
+			delete(d.found, key)
+		} else {
+			d.found[key] = e.Of.Value
+		}
+	}
+	d.show(nil)
+}
+
+// show makes the view anew of what was found. Entries that are no good are left out, and so are
+// those that are too many. The caller holds the lock.
+func (d *Directory) show(trouble error) {
+	v := &directory.View{Namespaces: map[string]directory.Namespace{}, Trouble: trouble}
+	refuse := func(key string, err error) {
+		if len(v.Refused) < refusedMax {
+			v.Refused = append(v.Refused, fmt.Sprintf("%.256s: %v", key, err))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(d.found)) {
+		value := d.found[key]
+		var err error
+		if len(value) > valueMax {
+			err = fmt.Errorf("%d bytes, at most %d", len(value), valueMax)
+		} else if name, is := strings.CutPrefix(key, d.nodes); is {
+			var n directory.Node
+			if err = json.Unmarshal(value, &n); err == nil && n.Name != name {
+				err = fmt.Errorf("the node in it is %q", n.Name)
+			}
+			if err = cmp.Or(err, n.Check()); err == nil && len(v.Nodes) == directory.NodesMax {
+				err = fmt.Errorf("there are %d nodes before it: %w", len(v.Nodes), engine.ErrBounds)
+			}
+			if err == nil {
+				v.Nodes = append(v.Nodes, n)
+			}
+		} else if name, is := strings.CutPrefix(key, d.spaces); is {
+			var n directory.Namespace
+			err = json.Unmarshal(value, &n)
+			if err = cmp.Or(err, n.Check()); err == nil &&
+				len(v.Namespaces) == directory.NamespacesMax {
+				err = fmt.Errorf("there are %d namespaces before it: %w", len(v.Namespaces),
+					engine.ErrBounds)
+			}
+			if err == nil {
+				v.Namespaces[name] = n
+			}
+		}
+		if err != nil {
+			refuse(key, err)
+		}
+	}
+	d.view = v
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
