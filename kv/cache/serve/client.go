@@ -19,8 +19,9 @@ import (
 // and wait for an answer until their context ends; Load, Store, Prefetch and Drain then wait up to
 // two seconds more for the word that nothing of them runs any more.
 type Client struct {
-	e      *engine.Engine
 	peer   *engine.Peer
+	group  *Group
+	alone  bool // the group is this client's
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when no answer comes any more
 	room   chan struct{} // one for each of waiting
@@ -50,52 +51,28 @@ const forgetLimit = time.Second
 var errGone = fmt.Errorf("the server of the cache is gone: connect again: %w", engine.ErrPeerLost)
 
 // Dial connects to a server at an address, as Engine.Dial does. The engine's notifications are the
-// client's until Close.
+// client's until Close: a Group has several clients of one engine.
 func Dial(ctx context.Context, e *engine.Engine, network, address string) (*Client, error) {
-	p, err := e.Dial(ctx, network, address)
+	g := NewGroup(e)
+	c, err := g.Dial(ctx, network, address)
 	if err != nil {
+		g.Close()
 		return nil, err
 	}
-	life, cancel := context.WithCancel(context.Background())
-	c := &Client{e: e, peer: p, cancel: cancel, ended: make(chan struct{}),
-		room: make(chan struct{}, requestsMax), grace: cancelGrace,
-		waiting: map[uint64]chan []byte{}, regions: map[*engine.Region]attached{}}
-	go c.listen(life)
-	if _, err = c.ask(ctx, kindHello, request{number: version}); err != nil {
-		return nil, errors.Join(fmt.Errorf("meet the cache: %w", err), c.Close(ctx))
-	}
+	c.alone = true
 	return c, nil
 }
 
-// listen hands answers to who waits for them.
-func (c *Client) listen(ctx context.Context) {
-	defer close(c.ended)
-	go func() {
-		select {
-		case <-c.peer.Lost():
-			c.cancel()
-		case <-ctx.Done():
-		}
-	}()
-	for {
-		n, err := c.e.Next(ctx)
-		if err != nil {
-			return
-		}
-		if n.Peer != c.peer {
-			continue
-		}
-		if n.Err != nil { // the server has closed, or lost, a connection that answers came by
-			return
-		}
-		what, id, body := readHead(n.Data)
-		if what != kindAnswered {
-			continue
-		}
-		if to := c.answered(id); to != nil {
-			to <- body // it has room
-		}
-	}
+// Lost is closed when no answer comes any more: the server is gone, or the client is closed.
+func (c *Client) Lost() <-chan struct{} { return c.ended }
+
+// Name returns the name of the server's engine.
+func (c *Client) Name() string { return c.peer.Name() }
+
+// Ping waits until the server answers.
+func (c *Client) Ping(ctx context.Context) error {
+	_, err := c.ask(ctx, kindHello, request{number: version})
+	return err
 }
 
 // answered ends a request to the server, which makes room for another. It returns where its answer
@@ -157,6 +134,8 @@ func (c *Client) ask(ctx context.Context, what kind, q request) ([]byte, error) 
 		go c.lateNumber(to, func(number uint16) { c.forget(context.Background(), number) })
 	case kindSpace, kindFind:
 		go c.lateNumber(to, func(number uint16) { _ = (&Space{c: c, number: number}).Close() })
+	case kindPin:
+		go c.latePin(to)
 	}
 	if !what.waits() {
 		return nil, context.Cause(ctx)
@@ -251,11 +230,29 @@ func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
 
 // lateNumber gives a number back that comes when nobody waits for it any more.
 func (c *Client) lateNumber(answer <-chan []byte, giveBack func(number uint16)) {
-	var number uint16
+	c.lateAnswer(answer, func(body []byte) {
+		var number uint16
+		if json.Unmarshal(body, &number) == nil {
+			giveBack(number)
+		}
+	})
+}
+
+// latePin ends a pin that nobody waits for any more.
+func (c *Client) latePin(answer <-chan []byte) {
+	c.lateAnswer(answer, func(body []byte) {
+		if p, err := readPin(c, body); err == nil {
+			_ = p.Close()
+		}
+	})
+}
+
+// lateAnswer waits for the answer to a request that nobody waits for any more.
+func (c *Client) lateAnswer(answer <-chan []byte, giveBack func(body []byte)) {
 	select {
 	case p := <-answer:
-		if body, err := readAnswer(p); err == nil && json.Unmarshal(body, &number) == nil {
-			giveBack(number)
+		if body, err := readAnswer(p); err == nil {
+			giveBack(body)
 		}
 	case <-c.ended:
 	}
@@ -317,6 +314,9 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 	c.cancel()
 	<-c.ended
+	if c.alone {
+		c.group.Close()
+	}
 	return errors.Join(append(errs, c.peer.Close())...)
 }
 
@@ -396,6 +396,55 @@ func (s *Space) Match(ctx context.Context, keys []cache.Key) (m cache.Match, err
 		m.Prefix++
 	}
 	return m, nil
+}
+
+// Pin keeps blocks in the memory of a server until its Close, its time, or the client's end: as
+// cache.Pin, but that it has no View. Any client may load them meanwhile.
+type Pin struct {
+	c        *Client
+	number   uint16
+	outcomes []cache.Outcome
+	closed   atomic.Bool
+}
+
+// Pin has the server's cache keep blocks, as Namespace.Pin; ttl is from a second to an hour.
+func (s *Space) Pin(ctx context.Context, keys []cache.Key, ttl time.Duration) (*Pin, error) {
+	q := s.about(keys)
+	q.rest = le.AppendUint64(nil, uint64(ttl))
+	body, err := s.c.ask(ctx, kindPin, q)
+	if err != nil {
+		return nil, fmt.Errorf("pin: %w", err)
+	}
+	p, err := readPin(s.c, body)
+	if err == nil && len(p.outcomes) != len(keys) {
+		err = errors.Join(errGarbled, p.Close())
+	}
+	return p, err
+}
+
+// readPin reads the answer to kindPin.
+func readPin(c *Client, body []byte) (*Pin, error) {
+	if len(body) < 2 {
+		return nil, errGarbled
+	}
+	p := &Pin{c: c, number: le.Uint16(body)}
+	for _, b := range body[2:] {
+		p.outcomes = append(p.outcomes, cache.Outcome(b))
+	}
+	return p, nil
+}
+
+// Outcomes says of each block whether it is pinned: Done.
+func (p *Pin) Outcomes() []cache.Outcome { return p.outcomes }
+
+// Close ends the pin. It does not wait for the server, whose pin ends by its time at the latest.
+func (p *Pin) Close() error {
+	if p.closed.Swap(true) {
+		return nil
+	}
+	soon, cancel := context.WithTimeout(context.Background(), forgetLimit)
+	defer cancel()
+	return p.c.peer.Notify(soon, head(kindUnpin, uint64(p.number)))
 }
 
 // Remove forgets blocks, as Namespace.Remove.

@@ -764,7 +764,8 @@ func TestLimits(t *testing.T) {
 	u, err := openUser(t.Context(), path)
 	require.NoError(t, err)
 	part := func(k int) *engine.Region {
-		r, err := u.e.RegisterPrivate(fmt.Sprint("part ", k), driver.Segment{Kind: driver.DRAM,
+		e := u.group.e
+		r, err := e.RegisterPrivate(fmt.Sprint("part ", k), driver.Segment{Kind: driver.DRAM,
 			Len: blockBytes, Mem: u.mem[k*blockBytes:][:blockBytes]})
 		require.NoError(t, err)
 		return r
@@ -796,7 +797,7 @@ func TestLimits(t *testing.T) {
 	require.NoError(t, another.Remove(t.Context(), keysOf(1, 1)))
 	last := part(63)
 	require.ErrorIs(t, u.Attach(t.Context(), last), engine.ErrBusy)
-	require.Equal(t, 64, u.e.Stats().Leases)
+	require.Equal(t, 64, u.group.e.Stats().Leases)
 	for range 70 { // what it has detached is none of those
 		require.NoError(t, u.Detach(t.Context(), u.region))
 		require.NoError(t, u.Attach(t.Context(), u.region))
@@ -806,7 +807,7 @@ func TestLimits(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, all(cache.Done, 4), outcomes)
 	require.NoError(t, u.Client.Close(t.Context()))
-	require.Zero(t, u.e.Stats().Leases)
+	require.Zero(t, u.group.e.Stats().Leases)
 
 	// names of clients that have gone, and left no blocks, make way
 	for k := range 20 {
@@ -851,12 +852,12 @@ func TestAttachTwice(t *testing.T) {
 		})
 	}
 	all.Wait()
-	require.Equal(t, 1, u.e.Stats().Leases)
+	require.Equal(t, 1, u.group.e.Stats().Leases)
 	require.NoError(t, u.Detach(t.Context(), u.region))
-	require.Zero(t, u.e.Stats().Leases)
+	require.Zero(t, u.group.e.Stats().Leases)
 	require.NoError(t, u.Attach(t.Context(), u.region))
 	require.NoError(t, u.Client.Close(t.Context()))
-	require.Zero(t, u.e.Stats().Leases)
+	require.Zero(t, u.group.e.Stats().Leases)
 }
 
 // TestNamesOfAllClients: clients together do not take all names of a cache; those that another one
@@ -996,9 +997,9 @@ func TestNamesOfAClientThatEnds(t *testing.T) {
 	require.NoError(t, err)
 	_, err = first.Client.Namespace(t.Context(), "a", [32]byte{})
 	require.NoError(t, err)
-	m, err := first.e.Alloc(blockBytes, engine.AllocOptions{})
+	m, err := first.group.e.Alloc(blockBytes, engine.AllocOptions{})
 	require.NoError(t, err)
-	region, err := first.e.RegisterPrivate("more", m.Segment())
+	region, err := first.group.e.RegisterPrivate("more", m.Segment())
 	require.NoError(t, err)
 	standing := testpoint.Stand(t, "serve: imported")[0]
 	attached := make(chan error, 1)

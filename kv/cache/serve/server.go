@@ -12,14 +12,15 @@
 //
 //	hello                     the version; nothing else is heard before it
 //	space, region, …          number a namespace, or a lease, for the requests that follow
-//	leave, forget             give a number back
+//	leave, forget, unpin      give a number back
 //	match, remove, hint, …    about the keys of a namespace; answered at once
+//	pin                       keeps blocks; answered once those that were on a disk are read
 //	load, store, replace, …   move blocks; answered once nothing of them moves any more
 //	cancel                    ends one of those; it is answered all the same
 //	report, spaces, blocks, … what operators ask for (inspect.go)
 //
-// What leaves: one answer for each request but forget and cancel, with the error in words and the
-// known error that it is.
+// What leaves: one answer for each request but forget, unpin and cancel, with the error in words
+// and the known error that it is.
 //
 // The order of a request, in the server: handle looks at its head and admits it; a goroutine reads
 // its body, does it (serve: one switch) and sends the answer; then it counts no longer. Each client
@@ -32,10 +33,9 @@
 // which does not need the server: it may be stopped or dead.
 //
 // What is left of a client that is gone: its requests are cancelled, and once they have ended its
-// regions, its namespaces and the connection are closed (Server.close). The blocks of a load that
-// ran may go from then on. Blocks that it has retained stay for as long as the hint said, at most
-// an hour. There are no pins between processes: who wants blocks to stay from a Match to the Load
-// retains them.
+// regions, its pins, its namespaces and the connection are closed (Server.close). The blocks of a
+// load that ran may go from then on. Blocks that it has retained stay for as long as the hint said,
+// at most an hour.
 package serve
 
 import (
@@ -43,6 +43,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"os"
 	"slices"
 	"sync"
@@ -105,6 +107,8 @@ type client struct {
 	spaces    map[uint16]*space
 	lastSpace uint16 // number
 	regions   []region
+	pins      map[uint16]pin
+	lastPin   uint16 // number
 	importing sync.Mutex
 	ends      map[uint64]context.CancelFunc // of requests that run, by id
 	count     int                           // requests that run
@@ -118,6 +122,12 @@ type space struct {
 	*cache.Namespace
 	opens   int // for which no kindLeave has come
 	running int // requests
+}
+
+// pin is what a client has pinned, and the number of its namespace.
+type pin struct {
+	*cache.Pin
+	space uint16
 }
 
 // region is memory of a client, until it says that it has revoked its lease.
@@ -197,7 +207,8 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		if what != kindHello {
 			return
 		}
-		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}, spaces: map[uint16]*space{}}
+		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}, spaces: map[uint16]*space{},
+			pins: map[uint16]pin{}}
 		c.ctx, c.cancel = context.WithCancel(ctx)
 		s.clients[p] = c
 		s.running.Go(func() { // the last word of a connection may be left out
@@ -218,6 +229,11 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 	case kindForget:
 		if id < uint64(len(c.regions)) {
 			c.regions[id].revoked = true
+		}
+		return
+	case kindUnpin:
+		if held, is := c.pins[uint16(id)]; is && id <= math.MaxUint16 {
+			c.running.Go(func() { s.unpin(c, uint16(id), held) })
 		}
 		return
 	}
@@ -311,6 +327,9 @@ func (s *Server) close(c *client) {
 	for _, m := range c.regions {
 		_ = m.Close() // a transfer without a proof may list it still
 	}
+	for number, held := range c.pins {
+		s.unpin(c, number, held)
+	}
 	for _, n := range c.spaces {
 		s.endSpace(n)
 	}
@@ -375,6 +394,8 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 		return ended(n.Replace(ctx, q.keys, at))
 	case kindPrefetch:
 		return ended(n.Prefetch(ctx, q.keys))
+	case kindPin:
+		return s.pin(ctx, c, n, &q)
 	case kindRemove:
 		return nil, n.Remove(q.keys)
 	case kindHint:
@@ -581,6 +602,63 @@ func (s *Server) openRegion(c *client, token []byte) ([]byte, error) {
 	}
 	c.regions[number] = region{Remote: m}
 	return json.Marshal(number)
+}
+
+// pin pins blocks for a client, and returns the number of the pin and the outcomes. The pin counts
+// as a request of its namespace, which so stays open.
+func (s *Server) pin(ctx context.Context, c *client, n *space, q *request) ([]byte, error) {
+	if len(q.rest) != 8 {
+		return nil, errGarbled
+	}
+	ttl := time.Duration(le.Uint64(q.rest))
+	if ttl < time.Second || ttl > time.Hour {
+		return nil, fmt.Errorf("pin for %v: a second at least, and up to an hour: %w", ttl,
+			engine.ErrBounds)
+	}
+	s.mu.Lock()
+	var ended map[uint16]pin
+	if len(c.pins) >= pinsMax {
+		ended = maps.Clone(c.pins)
+	}
+	s.mu.Unlock()
+	for number, held := range ended {
+		select {
+		case <-held.Done(): // by its time
+			s.unpin(c, number, held)
+		default:
+		}
+	}
+	p, err := n.Namespace.Pin(ctx, q.keys, ttl)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	if len(c.pins) >= pinsMax {
+		s.mu.Unlock()
+		p.Close()
+		return nil, fmt.Errorf("%d pins of one client: close one: %w", pinsMax, engine.ErrBusy)
+	}
+	defer s.mu.Unlock()
+	for c.lastPin++; c.pins[c.lastPin].Pin != nil; c.lastPin++ {
+	}
+	c.pins[c.lastPin] = pin{p, q.number}
+	n.running++
+	return append(le.AppendUint16(nil, c.lastPin), bytesOf(p.Outcomes())...), nil
+}
+
+// unpin ends a pin, unless another goroutine has.
+func (s *Server) unpin(c *client, number uint16, held pin) {
+	held.Close()
+	<-held.Done()
+	s.mu.Lock()
+	first, n := c.pins[number] == held, c.spaces[held.space]
+	if first {
+		delete(c.pins, number)
+	}
+	s.mu.Unlock()
+	if first {
+		s.leaveSpace(c, held.space, &n.running)
+	}
 }
 
 // Reassign asks Config.Options anew for each namespace that the cache knows the name of.

@@ -20,6 +20,7 @@ const (
 	answersMax  = 1 << 10  // that a server sends at a time
 	regionsMax  = 64       // attached
 	spacesMax   = 64       // open
+	pinsMax     = 1 << 10  // that have not ended
 	namesMax    = 768      // namespaces that all clients of a server have open
 	bytesMax    = 1 << 28  // of the messages of all requests that run
 	keysMax     = 64 << 10 // of one request
@@ -49,6 +50,8 @@ const (
 	kindAnswered                 // an answer
 	kindReplace                  // as kindLoad
 	kindLeave                    // ends one kindSpace or kindFind of a namespace
+	kindPin                      // namespace, keys, rest: ttl in ns; answer: number, outcomes
+	kindUnpin                    // ends the pin whose number is the id; no answer
 )
 
 // What an operator asks for, beside what a client does: counts, names and keys of all namespaces,
