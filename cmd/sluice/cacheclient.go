@@ -28,6 +28,7 @@ type serverFlags struct {
 	server    string
 	timeout   time.Duration
 	asJSON    bool
+	cluster   clusterFlags
 	namespace string // this and hash: of the commands about one block
 	hash      bool
 }
@@ -43,13 +44,40 @@ func (a *serverFlags) register(c *cobra.Command, asJSON string) *cobra.Command {
 	return c
 }
 
-// ask dials the server, and calls do with a context that ends at the limit.
-func (a *serverFlags) ask(c *cobra.Command, do func(context.Context, *cacheUser) error) error {
+// within returns a context that ends at the limit.
+func (a *serverFlags) within(c *cobra.Command) (context.Context, context.CancelFunc, error) {
 	if a.timeout <= 0 {
-		return usagef("--timeout %v: want more", a.timeout)
+		return nil, nil, usagef("--timeout %v: want more", a.timeout)
 	}
 	ctx, cancel := context.WithTimeoutCause(c.Context(), a.timeout,
 		fmt.Errorf("the server has not answered within %v (--timeout)", a.timeout))
+	return ctx, cancel, nil
+}
+
+// askCluster is ask of the nodes of a cluster.
+func (a *serverFlags) askCluster(c *cobra.Command, do func(context.Context, *clusterUser) error) (
+	err error) {
+	if given(c, "server") {
+		return usagef("--server names one cache: a cluster has --etcd or --nodes")
+	}
+	ctx, cancel, err := a.within(c)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	u, err := a.cluster.open(ctx, fmt.Sprintf("sluice cache (pid %d)", os.Getpid()))
+	if err != nil {
+		return fmt.Errorf("reach the cluster: %w", err)
+	}
+	return errors.Join(do(ctx, u), u.end())
+}
+
+// ask dials the server, and calls do with a context that ends at the limit.
+func (a *serverFlags) ask(c *cobra.Command, do func(context.Context, *cacheUser) error) error {
+	ctx, cancel, err := a.within(c)
+	if err != nil {
+		return err
+	}
 	defer cancel()
 	u, err := dialCache(ctx, a.server, fmt.Sprintf("sluice cache (pid %d)", os.Getpid()))
 	if err != nil {
@@ -69,6 +97,11 @@ func newCacheStat() *cobra.Command {
 		Example: "  sluice cache stat\n  watch sluice cache stat",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if a.cluster.given() {
+				return a.askCluster(c, func(ctx context.Context, u *clusterUser) error {
+					return u.printStats(ctx, c.OutOrStdout(), c.ErrOrStderr(), a.asJSON)
+				})
+			}
 			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
 				r, err := u.Report(ctx)
 				r.Clients, r.Running = r.Clients-1, r.Running-1 // this one
@@ -82,6 +115,7 @@ func newCacheStat() *cobra.Command {
 			})
 		},
 	}
+	a.cluster.register(c.Flags())
 	return a.register(c, "print JSON")
 }
 
@@ -254,6 +288,7 @@ func (u *cacheUser) findSpace(ctx context.Context, name string) (*serve.Space, e
 func (a *serverFlags) registerBlock(c *cobra.Command, asJSON string) *cobra.Command {
 	c.Flags().StringVar(&a.namespace, "namespace", "default", "`NAME` or digest of its namespace")
 	c.Flags().BoolVar(&a.hash, "hash", false, "KEY is a text, the key is its hash")
+	a.cluster.register(c.Flags())
 	return a.register(c, asJSON)
 }
 
@@ -281,26 +316,47 @@ func newCacheGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// b is for the length of the block, and load fills data.
+			write := func(b cache.BlockInfo, load func(data []byte) error) error {
+				if !b.Found.There() {
+					return fmt.Errorf("%x is not in namespace %q: never stored, or it had to go",
+						key, a.namespace)
+				}
+				data := make([]byte, b.Bytes)
+				if err := load(data); err != nil {
+					return err
+				}
+				if args[1] == "-" {
+					_, err := c.OutOrStdout().Write(data)
+					return err
+				}
+				return os.WriteFile(args[1], data, 0o666)
+			}
+			if a.cluster.given() {
+				return a.askCluster(c, func(ctx context.Context, u *clusterUser) error {
+					space, err := u.Namespace(ctx, a.namespace, [32]byte{})
+					if err != nil {
+						return err
+					}
+					return write(space.Block(ctx, key), func(data []byte) error {
+						_, err := u.moveBlock(ctx, space.Load, key, data)
+						return err
+					})
+				})
+			}
 			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
 				space, err := u.findSpace(ctx, a.namespace)
 				if err != nil {
 					return err
 				}
-				b, _, err := space.Block(ctx, key) // for its length
-				if err == nil && !b.Found.There() {
-					err = fmt.Errorf("%x is not in namespace %q: never stored, or it had to go",
-						key, a.namespace)
+				b, _, err := space.Block(ctx, key)
+				if err != nil {
+					return err
 				}
-				data := make([]byte, b.Bytes)
-				if err == nil {
-					_, err = u.moveBlock(ctx, space.Load, key, data)
-				}
-				if err == nil && args[1] == "-" {
-					_, err = c.OutOrStdout().Write(data)
-				} else if err == nil {
-					err = os.WriteFile(args[1], data, 0o666)
-				}
-				return err
+				return write(b, func(data []byte) error {
+					_, err := u.moveBlock(ctx, space.Load, key, data)
+					return err
+				})
 			})
 		},
 	}
@@ -329,15 +385,7 @@ is made, of a geometry of zeros.`,
 			if err != nil {
 				return err
 			}
-			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
-				space, err := u.findSpace(ctx, a.namespace)
-				if errors.Is(err, os.ErrNotExist) {
-					space, err = u.Namespace(ctx, a.namespace, [32]byte{})
-				}
-				if err != nil {
-					return err
-				}
-				outcome, err := u.moveBlock(ctx, space.Store, key, data)
+			say := func(outcome cache.Outcome, err error) error {
 				if err != nil {
 					return err
 				}
@@ -347,6 +395,25 @@ is made, of a geometry of zeros.`,
 				}
 				return printRows(c.OutOrStdout(), a.asJSON, []string{"key", "bytes", "outcome"},
 					[][]any{{hex.EncodeToString(key[:]), len(data), word}})
+			}
+			if a.cluster.given() {
+				return a.askCluster(c, func(ctx context.Context, u *clusterUser) error {
+					space, err := u.Namespace(ctx, a.namespace, [32]byte{})
+					if err != nil {
+						return err
+					}
+					return say(u.moveBlock(ctx, space.Store, key, data))
+				})
+			}
+			return a.ask(c, func(ctx context.Context, u *cacheUser) error {
+				space, err := u.findSpace(ctx, a.namespace)
+				if errors.Is(err, os.ErrNotExist) {
+					space, err = u.Namespace(ctx, a.namespace, [32]byte{})
+				}
+				if err != nil {
+					return err
+				}
+				return say(u.moveBlock(ctx, space.Store, key, data))
 			})
 		},
 	}
@@ -377,8 +444,13 @@ func (u *cacheUser) moveBlock(ctx context.Context, call func(context.Context, []
 	if err != nil {
 		return cache.Failed, err
 	}
-	if o := outcomes[0]; o != cache.Done && o != cache.Known {
-		err = errors.New(cmp.Or(outcomeTexts[o], "the outcome is: "+o.String()))
+	return outcomes[0], outcomeError(outcomes[0])
+}
+
+// outcomeError is nil where the block is there.
+func outcomeError(o cache.Outcome) error {
+	if o == cache.Done || o == cache.Known {
+		return nil
 	}
-	return outcomes[0], err
+	return errors.New(cmp.Or(outcomeTexts[o], "the outcome is: "+o.String()))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/directory"
 )
 
 // cacheConfig is the content of the config file of sluice cache serve. docs/cache.md has its keys.
@@ -38,6 +39,10 @@ type cacheConfig struct {
 		buffer                 uint64
 	}
 	namespaces []cacheNamespace
+	cluster    struct {
+		etcd, addresses     []string
+		prefix, certificate string
+	}
 
 	path, text string // of the file
 }
@@ -70,6 +75,10 @@ func (c *cacheConfig) settings(table string, nth int) []setting {
 		id := &c.identity
 		return []setting{{"certificate", &id.certificate, 1, 4096}, {"key", &id.key, 1, 4096},
 			{"authority", &id.authority, 1, 4096}, {"revoked", &id.revoked, 1, 4096}}
+	case "cluster":
+		k := &c.cluster
+		return []setting{{"etcd", &k.etcd, 0, 0}, {"prefix", &k.prefix, 1, 255},
+			{"addresses", &k.addresses, 0, 0}, {"certificate", &k.certificate, 1, 255}}
 	case "events":
 		e := &c.events
 		return []setting{{"address", &e.address, 1, 255}, {"replay", &e.replay, 1, 255},
@@ -194,6 +203,11 @@ func readCacheConfig(path string) (*cacheConfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
+	return parseCacheConfig(path, text)
+}
+
+// parseCacheConfig is readCacheConfig of a text; path is for errors.
+func parseCacheConfig(path string, text []byte) (*cacheConfig, error) {
 	var keys map[string]any
 	if err := toml.Unmarshal(text, &keys); err != nil {
 		if wrong, ok := errors.AsType[*toml.DecodeError](err); ok {
@@ -205,7 +219,7 @@ func readCacheConfig(path string) (*cacheConfig, error) {
 	host, _ := os.Hostname()
 	c := &cacheConfig{path: path, text: string(text), name: host, socket: defaultSocket(),
 		startTimeout: 30 * time.Second, drainTimeout: 30 * time.Second}
-	for _, table := range []string{"identity", "schedule", "events", "memory", "disk",
+	for _, table := range []string{"identity", "schedule", "events", "cluster", "memory", "disk",
 		"namespace"} {
 		list, form := []any{keys[table]}, "["+table+"]"
 		switch many, isMany := keys[table].([]any); {
@@ -314,6 +328,15 @@ func (c *cacheConfig) check() (err error) {
 			address("events", "replay", ev.replay)
 		}
 	}
+	if k := c.cluster; len(k.etcd)+len(k.addresses)+len(k.prefix)+len(k.certificate) > 0 {
+		refuse(len(k.etcd) == 0, "cluster", 0, "etcd", "want the URLs of the members of an etcd")
+		n := directory.Node{Name: c.name, Addresses: k.addresses}
+		if k.addresses == nil {
+			n.Addresses = []string{"unix:/"}
+		}
+		bad := n.Check()
+		refuse(bad != nil, "cluster", 0, "addresses", "%w", bad)
+	}
 	for _, text := range c.backends {
 		var spec backendSpec
 		bad := spec.Set(text)
@@ -357,6 +380,11 @@ func (c *cacheConfig) check() (err error) {
 	bad = c.cache.Check()
 	refuse(bad != nil, "memory", 0, "", "%w", bad)
 	return err
+}
+
+// names reports whether a [[namespace]] has a name.
+func (c *cacheConfig) names(name string) bool {
+	return slices.ContainsFunc(c.namespaces, func(s cacheNamespace) bool { return s.name == name })
 }
 
 // options returns the options of a namespace.

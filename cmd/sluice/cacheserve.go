@@ -39,6 +39,7 @@ import (
 //	cacheserve.go   sluice cache serve: the process that has the cache, from its start to its end
 //	cacheconfig.go  the config of that process: its keys, their checks, errors by key and line
 //	cachemetrics.go what it tells Prometheus
+//	cachecluster.go a node of a cluster, and the commands for a cluster
 //	cacheclient.go  stat, ls, get and put, which ask the server of this host by its socket
 //	cachedemo.go    demo: a server that is killed under load
 //	cachereplay.go  replay: a trace through a server, once for each policy
@@ -59,7 +60,8 @@ func newCache() *cobra.Command {
 }
 
 func newCacheServe() *cobra.Command {
-	var path string
+	var path, name, memory string
+	var etcd []string
 	var check bool
 	c := &cobra.Command{
 		Use:   "serve",
@@ -71,14 +73,31 @@ what was committed is there at the next start in any case. SIGHUP has all that n
 have read again; a config that is wrong changes nothing.
 
 Once clients may come it prints one line, and tells systemd (Type=notify, WatchdogSec).
-docs/cache.md has the keys of the config and their defaults.`,
-		Example: "  sluice cache serve --config cache.toml --check",
-		Args:    noArgs,
+docs/cache.md has the keys of the config and their defaults. With --etcd it is a node of a
+cluster (docs/cluster.md). To try one, --name and --memory stand for a config.`,
+		Example: "  sluice cache serve --config cache.toml --check\n" +
+			"  sluice cache serve --name a --memory 1GiB --etcd http://127.0.0.1:2379",
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if path == "" {
-				return usagef("--config FILE says what to serve: docs/cache.md has an example")
+			var cfg *cacheConfig
+			var err error
+			switch {
+			case path != "" && name+memory != "":
+				return usagef("--name and --memory are for a server without --config: its config " +
+					"has them")
+			case path != "":
+				cfg, err = readCacheConfig(path)
+			case name != "" && memory != "":
+				cfg, err = parseCacheConfig("--name and --memory",
+					[]byte(quickConfig(name, memory)))
+			default:
+				return usagef("--config FILE says what to serve, or --name and --memory do: " +
+					"docs/cache.md has an example")
 			}
-			cfg, err := readCacheConfig(path)
+			if err == nil && len(etcd) > 0 {
+				cfg.cluster.etcd = etcd
+				err = cfg.check()
+			}
 			if err != nil {
 				return err
 			}
@@ -90,6 +109,9 @@ docs/cache.md has the keys of the config and their defaults.`,
 		},
 	}
 	c.Flags().StringVar(&path, "config", "", "`FILE` in TOML")
+	c.Flags().StringVar(&name, "name", "", "of a node without a config")
+	c.Flags().StringVar(&memory, "memory", "", "`SIZE` of the memory of a node without a config")
+	c.Flags().StringSliceVar(&etcd, "etcd", nil, "`URL`s of the etcd of a cluster to join")
 	c.Flags().BoolVar(&check, "check", false, "read and check the config, and open nothing")
 	return c
 }
@@ -140,15 +162,18 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	// The server and its metrics. now is the config as it was read last.
 	var now atomic.Pointer[cacheConfig]
 	now.Store(cfg)
-	s, err := serve.New(serve.Config{Cache: c, Engine: e,
-		Options: func(name string) cache.NamespaceOptions { return now.Load().options(name) }})
+	member := &membership{cfg: cfg, say: say}
+	s, err := serve.New(serve.Config{Cache: c, Engine: e, Options: func(
+		name string) cache.NamespaceOptions {
+		return member.options(now.Load(), name)
+	}})
 	if err != nil {
 		return err
 	}
 	serving, stopServing := context.WithCancel(context.Background())
 	running, stopRunning := context.WithCancel(context.Background())
 	var parts sync.WaitGroup
-	ended := make(chan error, len(listeners)+3) // results of parts; none should end by itself
+	ended := make(chan error, len(listeners)+4) // results of parts; none should end by itself
 	start := func(part func() error) { parts.Go(func() { ended <- part() }) }
 	defer func() { // so that nothing uses the cache when it is closed
 		stopServing()
@@ -177,6 +202,9 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	for _, l := range listeners {
 		start(func() error { return e.Serve(serving, l) })
 	}
+	if len(cfg.cluster.etcd) > 0 {
+		start(func() error { return member.run(serving, s, listeners) })
+	}
 	var fs unix.Statfs_t
 	switch path := cfg.cache.Memory.Path; {
 	case unix.Statfs(path, &fs) == nil && fs.Type != unix.TMPFS_MAGIC &&
@@ -202,7 +230,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 			_ = c.Spaces() // waits for a cache that hangs, and for no disk
 			notifySystemd("WATCHDOG=1")
 		case <-reload:
-			changed, err := readCacheConfig(cfg.path)
+			changed, err := readCacheConfig(cfg.path) // of a node without a config: an error
 			if err == nil {
 				now.Store(changed)
 				err = s.Reassign()

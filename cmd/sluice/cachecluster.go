@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/bits"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/sluicehq/sluice/backends/byname"
+	"github.com/sluicehq/sluice/driver"
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cache/serve"
+	"github.com/sluicehq/sluice/kv/cluster"
+	"github.com/sluicehq/sluice/kv/directory"
+	"github.com/sluicehq/sluice/kv/directory/etcd"
+)
+
+// membership is how a server is a node of a cluster.
+type membership struct {
+	cfg *cacheConfig
+	say func(format string, args ...any)
+
+	mu   sync.Mutex
+	view *directory.View // the last one; nil: none yet
+}
+
+const (
+	loadPause  = 5 * time.Second // between two looks at how busy the node is
+	leaveLimit = 2 * time.Second
+	reachLimit = 10 * time.Second // for etcd, before a line says that it does not answer
+)
+
+// options are those of a namespace: of the config where that names it, else of the directory, else
+// of the config for all others.
+func (m *membership) options(now *cacheConfig, name string) cache.NamespaceOptions {
+	m.mu.Lock()
+	view := m.view
+	m.mu.Unlock()
+	if view == nil || now.names(name) {
+		return now.options(name)
+	}
+	n, is := view.Namespaces[name]
+	if !is {
+		return now.options(name)
+	}
+	return cache.NamespaceOptions{Priority: n.Priority, TTL: n.TTL(),
+		Quota: [2]uint64{n.MemoryQuota, n.DiskQuota}}
+}
+
+// run is the story of a node: reach the directory, join, tell how busy the node is, take what
+// namespaces may have, and leave when ctx ends. The server serves meanwhile, whatever etcd does.
+func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener) error {
+	node := m.cfg.node(at)
+	var d *etcd.Directory
+	for said := false; d == nil; {
+		soon, cancel := context.WithTimeout(ctx, reachLimit)
+		var err error
+		d, err = etcd.Open(soon, etcd.Config{Endpoints: m.cfg.cluster.etcd,
+			Prefix: m.cfg.cluster.prefix})
+		cancel()
+		switch {
+		case ctx.Err() != nil && d == nil:
+			return nil
+		case errors.Is(err, engine.ErrBounds):
+			return err
+		case err != nil && !said:
+			m.say("not in the cluster yet, which is tried again: %v", sentence(err))
+			said = true
+		}
+	}
+	defer d.Close()
+	var member *etcd.Member
+	for said := false; member == nil; {
+		soon, cancel := context.WithTimeout(ctx, reachLimit)
+		var err error
+		member, err = d.Join(soon, node)
+		cancel()
+		switch {
+		case ctx.Err() != nil && member == nil:
+			return nil
+		case err != nil && !said:
+			m.say("not in the cluster yet, which is tried again: %v", sentence(err))
+			said = true
+		}
+	}
+	defer func() {
+		soon, cancel := context.WithTimeout(context.Background(), leaveLimit)
+		defer cancel()
+		if err := member.Leave(soon); err != nil {
+			m.say("leaves the cluster once its lease has run out: %v", sentence(err))
+		}
+	}()
+	m.say("node %s is in the cluster, at %s", node.Name, strings.Join(node.Addresses, ", "))
+
+	ticks := time.NewTicker(loadPause)
+	defer ticks.Stop()
+	trouble := ""
+	for {
+		v, changed := d.View()
+		m.mu.Lock()
+		same := m.view != nil && maps.Equal(m.view.Namespaces, v.Namespaces)
+		m.view = v
+		m.mu.Unlock()
+		if !same {
+			if err := s.Reassign(); err != nil {
+				m.say("what namespaces may have in the cluster: %v", sentence(err))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			continue
+		case <-ticks.C:
+		}
+		member.Update(loadOf(s.Report()))
+		now := ""
+		if err := errors.Join(v.Trouble, member.Trouble()); err != nil {
+			now = sentence(err)
+		}
+		switch {
+		case now != "" && trouble == "":
+			m.say("the directory does not answer, so the nodes stay as they were: %s", now)
+		case now == "" && trouble != "":
+			m.say("the directory answers again")
+		}
+		trouble = now
+	}
+}
+
+// loadOf rounds, so that a node changes its entry of the directory seldom.
+func loadOf(r serve.Report) directory.Load {
+	l := directory.Load{}
+	if r.Running > 0 {
+		l.Running = 1 << bits.Len(uint(r.Running-1))
+	}
+	if t := r.Tiers[cache.Memory]; t.Room > 0 {
+		l.Memory = int(t.Bytes*20/t.Room) * 5
+	}
+	return l
+}
+
+// node is how the directory knows this server. Its weight is its memory in units of 16 MiB.
+func (c *cacheConfig) node(at []net.Listener) directory.Node {
+	n := directory.Node{Name: c.name, Certificate: c.cluster.certificate,
+		Addresses: c.cluster.addresses,
+		Weight:    uint32(max(1, min(c.cache.Memory.Bytes>>24, 1<<31)))}
+	if n.Addresses != nil {
+		return n
+	}
+	for _, l := range at {
+		network, address := l.Addr().Network(), l.Addr().String()
+		if host, port, err := net.SplitHostPort(address); err == nil && network == "tcp" {
+			if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+				host, _ = os.Hostname()
+			}
+			address = net.JoinHostPort(host, port)
+		} else if full, err := filepath.Abs(address); err == nil {
+			address = full
+		}
+		n.Addresses = append(n.Addresses, network+":"+address)
+	}
+	return n
+}
+
+// quickConfig is the text of a config for a node that has none: what --name and --memory say.
+func quickConfig(name, memory string) string {
+	return fmt.Sprintf("name = %q\nsocket = %q\n[memory]\npath = %q\nbytes = %q\n", name,
+		filepath.Join(filepath.Dir(defaultSocket()), "sluice-cache-"+name+".sock"),
+		"/dev/shm/sluice-cache-"+name, memory)
+}
+
+// clusterFlags name a cluster, for commands that use one.
+type clusterFlags struct {
+	etcd          []string
+	prefix, nodes string
+}
+
+func (a *clusterFlags) register(s *pflag.FlagSet) {
+	s.StringSliceVar(&a.etcd, "etcd", nil, "`URL`s of the etcd of a cluster to ask")
+	s.StringVar(&a.prefix, "prefix", "", "of the keys in etcd (default \"sluice\")")
+	s.StringVar(&a.nodes, "nodes", "", "nodes of a cluster without an etcd: `NAME=unix:PATH,...`")
+}
+
+func (a *clusterFlags) given() bool { return len(a.etcd) > 0 || a.nodes != "" }
+
+// clusterUser is a client of a cluster, with memory for a block.
+type clusterUser struct {
+	*cluster.Cluster
+	engine *engine.Engine
+	memory *engine.Memory
+	close  []func(ctx context.Context) error // in the reverse order
+}
+
+// open opens the cluster.
+func (a *clusterFlags) open(ctx context.Context, name string) (u *clusterUser, err error) {
+	u = &clusterUser{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, u.end())
+		}
+	}()
+	var d directory.Directory
+	switch {
+	case len(a.etcd) > 0 && a.nodes != "":
+		return u, usagef("--etcd and --nodes: a cluster has the one or the other")
+	case a.nodes != "":
+		nodes, err := directory.ParseList(a.nodes)
+		if err != nil {
+			return u, &usageError{err}
+		}
+		if d, err = directory.List(nodes, nil); err != nil {
+			return u, &usageError{err}
+		}
+	default:
+		e, err := etcd.Open(ctx, etcd.Config{Endpoints: a.etcd, Prefix: a.prefix})
+		if err != nil {
+			return u, err
+		}
+		u.close = append(u.close, func(context.Context) error { e.Close(); return nil })
+		d = e
+	}
+	b, err := byname.Open("shm", nil)
+	if err != nil {
+		return u, err
+	}
+	u.engine, err = engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
+	if err != nil {
+		return u, err
+	}
+	u.close = append(u.close, func(context.Context) error { return u.engine.Close() })
+	u.Cluster, err = cluster.Open(ctx, cluster.Config{Engine: u.engine, Directory: d})
+	if err != nil {
+		return u, err
+	}
+	u.close = append(u.close, u.Cluster.Close)
+	return u, nil
+}
+
+// end closes all that was opened, up to what fails.
+func (u *clusterUser) end() error {
+	soon, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for k := len(u.close) - 1; k >= 0; k-- {
+		if err := u.close[k](soon); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moveBlock loads a block into data, or stores it from there.
+func (u *clusterUser) moveBlock(ctx context.Context, call func(context.Context, []cache.Key,
+	serve.Place) ([]cache.Outcome, error), key cache.Key, data []byte) (cache.Outcome, error) {
+	m, err := u.engine.Alloc(uint64(len(data)), engine.AllocOptions{})
+	if err != nil {
+		return cache.Failed, err
+	}
+	r, err := u.engine.RegisterPrivate("block", m.Segment())
+	if err == nil {
+		err = u.Attach(ctx, r)
+	}
+	if err != nil {
+		return cache.Failed, err
+	}
+	copy(m.Bytes(), data)
+	n := uint64(len(data))
+	outcomes, err := call(ctx, []cache.Key{key}, serve.Place{Region: r, Stride: n, Run: n,
+		Slots: []uint32{0}})
+	copy(data, m.Bytes())
+	if err == nil {
+		err = outcomeError(outcomes[0])
+	}
+	if err != nil {
+		return cache.Failed, err
+	}
+	return outcomes[0], nil
+}
+
+// nodeReport is a node as this process sees it and, where it may ask, as the node says.
+type nodeReport struct {
+	cluster.NodeStats
+	Report *serve.Report `json:"report,omitempty"`
+}
+
+// printStats writes what the nodes are and have.
+func (u *clusterUser) printStats(ctx context.Context, w, stderr io.Writer, asJSON bool) error {
+	s := u.Stats()
+	reports := make([]nodeReport, len(s.Nodes))
+	var asked sync.WaitGroup
+	for k, n := range s.Nodes {
+		reports[k].NodeStats = n
+		asked.Go(func() {
+			if r, err := u.Report(ctx, n.Name); err == nil {
+				reports[k].Report = &r
+			}
+		})
+	}
+	asked.Wait()
+	if asJSON {
+		return printJSON(w, map[string]any{"nodes": reports, "trouble": s.Trouble,
+			"refused": s.Refused})
+	}
+	var rows [][]any
+	for _, r := range reports {
+		row := []any{r.Name, string(r.State), strings.Join(r.Addresses, " "), r.Weight, nil, nil,
+			nil, nil, cmp.Or(r.Why, "-")}
+		if of := r.Report; of != nil {
+			t := of.Tiers[cache.Memory]
+			row[4], row[5], row[6], row[7] = t.Blocks, size(t.Bytes), size(t.Room),
+				of.Loads[cache.Done]
+		}
+		rows = append(rows, row)
+	}
+	for _, text := range s.Refused {
+		fmt.Fprintf(stderr, "left out of the directory: %s\n", text)
+	}
+	if s.Trouble != "" {
+		fmt.Fprintf(stderr, "the directory does not answer, these are its last nodes: %s\n",
+			s.Trouble)
+	}
+	return printRows(w, false, []string{"node", "state", "addresses", "weight", "memory_blocks",
+		"memory_bytes", "memory_room", "loaded_blocks", "last_error"}, rows)
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testing/etcdtest"
+)
+
+// TestCluster: three nodes join an etcd, a block goes in and out, a node leaves, etcd ends.
+func TestCluster(t *testing.T) {
+	members := etcdtest.Start(t, 1)
+	url := members[0].URL
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	type server struct {
+		*exec.Cmd
+		stderr *lines
+		socket string
+	}
+	var servers []*server
+	var list []string
+	for k := range 3 {
+		name := fmt.Sprintf("test-%d-%c", os.Getpid(), 'a'+k)
+		text := quickConfig(name, "16MiB")
+		cfg, err := parseCacheConfig("flags", []byte(text))
+		require.NoError(t, err)
+		c := exec.Command(binary, "cache", "serve", "--name", name, "--memory", "16MiB", "--etcd",
+			url)
+		errs, err := c.StderrPipe()
+		require.NoError(t, err)
+		require.NoError(t, c.Start())
+		t.Cleanup(func() {
+			if c.ProcessState == nil {
+				_ = c.Process.Kill()
+				_ = c.Wait()
+			}
+			_ = os.Remove(cfg.cache.Memory.Path)
+			_ = os.Remove(cfg.socket)
+		})
+		servers = append(servers, &server{c, readLines(errs), cfg.socket})
+		list = append(list, name+"=unix:"+cfg.socket)
+	}
+	for _, s := range servers {
+		s.stderr.await(t, "is in the cluster")
+	}
+	in := func(args ...string) outcome { // a command about the cluster
+		return sluice(t, append([]string{"cache", args[0], "--timeout", "1m"}, args[1:]...)...)
+	}
+	states := func() (serving int) {
+		text := ok(t, in("stat", "--etcd", url, "--json")).stdout
+		stat, isObject := decode(t, text).(map[string]any)
+		require.True(t, isObject)
+		nodes, isList := stat["nodes"].([]any)
+		require.True(t, isList)
+		for _, n := range nodes {
+			node, isObject := n.(map[string]any)
+			require.True(t, isObject)
+			wantKeys(t, "a node", n, "name", "addresses", "weight", "generation", "load", "state",
+				"requests", "late", "failed", "lost", "report")
+			require.EqualValues(t, 1, node["weight"])
+			if node["state"] == "serving" {
+				serving++
+			}
+		}
+		return serving
+	}
+	require.Equal(t, 3, states())
+	require.Contains(t, ok(t, in("stat", "--etcd", url)).stdout, "serving")
+
+	block, back := filepath.Join(dir, "block"), filepath.Join(dir, "back")
+	data := bytes.Repeat([]byte("kv"), 5001)
+	require.NoError(t, os.WriteFile(block, data, 0o600))
+	for k := range 8 {
+		key := fmt.Sprint("hello", k)
+		require.Contains(t, ok(t, in("put", "--etcd", url, "--hash", key, block)).stdout, "stored")
+		require.Contains(t, ok(t, in("put", "--etcd", url, "--hash", key, block)).stdout, "known")
+		ok(t, in("get", "--nodes", strings.Join(list, ","), "--hash", key, back))
+		got, err := os.ReadFile(back)
+		require.NoError(t, err)
+		require.Equal(t, data, got)
+	}
+	o := in("get", "--etcd", url, "--hash", "bye", back)
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "never stored")
+
+	// What a namespace may have in the cluster holds at each node.
+	put, err := json.Marshal(map[string]any{"key": []byte("sluice/namespaces/default"),
+		"value": []byte(`{"priority":5}`)})
+	require.NoError(t, err)
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v3/kv/put",
+		bytes.NewReader(put))
+	require.NoError(t, err)
+	answer, err := http.DefaultClient.Do(q)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	require.Eventually(t, func() bool {
+		return strings.Contains(ok(t, askCache(t, servers[0].socket, "ls", "--json")).stdout,
+			`"priority":5`)
+	}, time.Minute, 10*time.Millisecond)
+
+	// A node leaves at once, and etcd's end changes nothing.
+	require.NoError(t, servers[2].Process.Signal(syscall.SIGTERM))
+	require.NoError(t, servers[2].Wait())
+	require.Equal(t, 2, states())
+	members[0].Kill()
+	servers[0].stderr.await(t, "the directory does not answer")
+	o = sluice(t, "cache", "stat", "--etcd", url, "--timeout", "300ms")
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "reach the cluster")
+	require.Contains(t, ok(t, in("stat", "--nodes", strings.Join(list, ","))).stdout, "unreachable")
+	members[0].Start()
+	servers[0].stderr.await(t, "the directory answers again")
+
+	for _, args := range [][]string{{"cache", "stat", "--nodes", "a"},
+		{"cache", "stat", "--nodes", list[0], "--etcd", url},
+		{"cache", "stat", "--nodes", list[0], "--server", "/x"},
+		{"cache", "serve", "--name", "a"}, {"cache", "serve", "--name", "a", "--config", "x"}} {
+		require.Equal(t, statusUsage, sluice(t, args...).status, args)
+	}
+}
