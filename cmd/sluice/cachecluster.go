@@ -129,8 +129,8 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 		}
 		member.Update(loadOf(s.Report()))
 		now := ""
-		if err := errors.Join(v.Trouble, member.Trouble()); err != nil {
-			now = sentence(err)
+		if err := cmp.Or(v.Trouble, member.Trouble()); err != nil {
+			now = strings.ReplaceAll(sentence(err), "\n", "; ")
 		}
 		switch {
 		case now != "" && trouble == "":

@@ -97,6 +97,7 @@ func Open(ctx context.Context, cfg Config) (*Cluster, error) {
 	c := &Cluster{cfg: cfg, group: serve.NewGroup(cfg.Engine), followed: make(chan struct{}),
 		nodes: map[string]*node{}, parting: map[*node]bool{}, regions: map[*engine.Region]*region{},
 		opens: map[spaceName]int{}}
+	c.group.Grace = wordLimit
 	c.life, c.stop = context.WithCancel(context.Background())
 	v, changed := cfg.Directory.View()
 	c.arrange(v)
@@ -308,6 +309,8 @@ func (c *Cluster) Report(ctx context.Context, node string) (serve.Report, error)
 	c.mu.Unlock()
 	if n != nil {
 		if at := n.usable(); at != nil {
+			ctx, cancel := context.WithTimeout(ctx, c.cfg.Limit)
+			defer cancel()
 			return at.Report(ctx)
 		}
 	}

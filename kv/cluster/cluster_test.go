@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -378,6 +379,63 @@ func TestStoppedNode(t *testing.T) {
 	u.load(t, all)
 }
 
+// TestDeadlines: loads with hardly any time, on one region at once. What is Done has its bytes;
+// nothing comes into the slots of the others once a load has returned; none is an error.
+func TestDeadlines(t *testing.T) {
+	_, nodes := startNodes(t, "a", "b")
+	d, err := directory.List(nodes, map[string]directory.Namespace{"model": {Copies: 2}})
+	require.NoError(t, err)
+	u := openUser(t, d)
+	u.store(t)
+	const users, each = 4, 2 * chainKeys / 4
+	var loads sync.WaitGroup
+	failed := make(chan error, users)
+	for i := range users {
+		loads.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(i)))
+			mine := bytes.Repeat([]byte{0xaa}, blockBytes)
+			keys := u.keys[:each]
+			outcomes := make([]cache.Outcome, each)
+			for range 100 {
+				for k, o := range outcomes {
+					slot := u.block(i*each + k)
+					if o != cache.Done && o != cache.Undone && !bytes.Equal(slot, mine) {
+						failed <- fmt.Errorf("block %d was %v and is written to", k, o)
+						return
+					}
+				}
+				ctx, cancel := context.WithTimeout(t.Context(),
+					time.Duration(random.IntN(1<<random.IntN(17)))*time.Microsecond)
+				var err error
+				outcomes, err = u.Load(ctx, keys, place(u, i*each, each))
+				cancel()
+				if err != nil {
+					failed <- err
+					return
+				}
+				for k, o := range outcomes {
+					slot := u.block(i*each + k)
+					if o != cache.Done {
+						copy(slot, mine)
+					} else if !bytes.Equal(slot, content(keys[k])) {
+						failed <- fmt.Errorf("block %d is Done and has other bytes", k)
+						return
+					}
+				}
+			}
+		})
+	}
+	loads.Wait()
+	close(failed)
+	require.NoError(t, <-failed)
+	u.await(t, "a", Serving)
+	u.await(t, "b", Serving)
+	for k, key := range u.keys {
+		copy(u.block(k), content(key))
+	}
+	u.load(t, all)
+}
+
 // TestSilentNode: one that has not answered in time is a miss, also for calls without a limit,
 // until it answers.
 func TestSilentNode(t *testing.T) {
@@ -443,6 +501,37 @@ func TestBehind(t *testing.T) {
 	found, err := u.Behind(u.keys[:20]).Match(t.Context(), u.keys[20:])
 	require.NoError(t, err)
 	require.Equal(t, chainKeys-20, found.Prefix)
+}
+
+// TestNamespaces: those that are closed make room at the nodes for others.
+func TestNamespaces(t *testing.T) {
+	_, nodes := startNodes(t, "a", "b")
+	d, err := directory.List(nodes, nil)
+	require.NoError(t, err)
+	u := openUser(t, d)
+	var open []*Space
+	for k := 1; ; k++ { // one is open already
+		s, err := u.Namespace(t.Context(), fmt.Sprint("n", k), [32]byte{})
+		if err != nil {
+			require.ErrorIs(t, err, engine.ErrBusy)
+			require.Equal(t, 64, k)
+			break
+		}
+		open = append(open, s)
+	}
+	again, err := u.Namespace(t.Context(), "n1", [32]byte{})
+	require.NoError(t, err)
+	for _, s := range open {
+		require.NoError(t, s.Close())
+	}
+	found, err := again.Match(t.Context(), u.keys)
+	require.NoError(t, err)
+	require.Zero(t, found.Prefix)
+	for _, n := range u.Stats().Nodes {
+		require.Zero(t, n.Failed)
+	}
+	_, err = u.Namespace(t.Context(), "n64", [32]byte{})
+	require.NoError(t, err)
 }
 
 // TestViews: nodes come and go as the directory says, and so do their blocks.

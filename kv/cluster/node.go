@@ -45,8 +45,9 @@ type node struct {
 // conn is a connection to a node.
 type conn struct {
 	*serve.Client
-	n       *node
-	revoked atomic.Uint64 // leases that were revoked since a proof was missing
+	n        *node
+	revoking atomic.Int64  // calls of revoke that run
+	revoked  atomic.Uint64 // that have ended
 
 	mu     sync.Mutex // guards what follows
 	silent bool
@@ -279,6 +280,20 @@ func (c *conn) attach(ctx context.Context, reg *region) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// revoke takes the lease of a region from the node, as the proof was missing that a call has ended.
+// Others that run on that region fail by it.
+func (c *conn) revoke(ctx context.Context, reg *region) error {
+	c.revoking.Add(1)
+	defer c.revoking.Add(-1)
+	defer c.revoked.Add(1)
+	return c.Detach(ctx, reg.Region)
+}
+
+// hasRevoked reports whether a call may have failed by revoke that began when so many had ended.
+func (c *conn) hasRevoked(before uint64) bool {
+	return c.revoking.Load() > 0 || c.revoked.Load() != before
 }
 
 // space opens a namespace, or returns the one that is open.

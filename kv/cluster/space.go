@@ -131,8 +131,12 @@ type limits struct {
 	free  context.CancelFunc
 }
 
-// spareMax is the most that a call spares for proofs; of a short one it is a quarter.
-const spareMax = 200 * time.Millisecond
+const (
+	// spareMax is the most that a call spares for proofs; of a short one it is a quarter.
+	spareMax = 200 * time.Millisecond
+	// wordLimit is how long it waits for the word of a node before it revokes its lease.
+	wordLimit = 50 * time.Millisecond
+)
 
 func (c *Cluster) limit(ctx context.Context) limits {
 	end := time.Now().Add(c.cfg.Limit)
@@ -386,33 +390,12 @@ func (s *Space) moveOne(l limits, p *part, reg *region, place *serve.Place, move
 	var outcomes []cache.Outcome
 	var revoked uint64
 	at, err := s.ask(l, p.n, func(at *conn, space *serve.Space) error {
-		if err := at.attach(l.nodes, reg); err != nil {
-			return err
-		}
 		revoked = at.revoked.Load()
-		type answer struct {
-			outcomes []cache.Outcome
-			err      error
+		err := at.attach(l.nodes, reg)
+		if err == nil {
+			outcomes, err = move(space, l.nodes, p.keys, mine)
 		}
-		answers := make(chan answer, 1)
-		go func() {
-			outcomes, err := move(space, l.nodes, p.keys, mine)
-			answers <- answer{outcomes, err}
-		}()
-		var a answer
-		select {
-		case a = <-answers:
-		case <-l.nodes.Done():
-			patience := time.NewTimer(min(time.Until(l.end), spareMax) / 2)
-			defer patience.Stop()
-			select {
-			case a = <-answers: // that it has ended
-			case <-patience.C:
-				a.err = fmt.Errorf("%w: %w", context.Cause(l.nodes), engine.ErrUnproven)
-			}
-		}
-		outcomes = a.outcomes
-		return a.err
+		return err
 	})
 	if err == nil {
 		return outcomes, nil
@@ -430,16 +413,15 @@ func (s *Space) moveOne(l limits, p *part, reg *region, place *serve.Place, move
 		outcomes = slices.Repeat([]cache.Outcome{miss}, len(p.keys))
 	}
 	if errors.Is(err, engine.ErrUnproven) {
-		at.revoked.Add(1)
 		proof, cancel := l.proof()
 		defer cancel()
-		if unproven := at.Detach(proof, reg.Region); unproven != nil {
+		if unproven := at.revoke(proof, reg); unproven != nil {
 			return outcomes, fmt.Errorf("%w: %w: detach the region before its memory is used "+
 				"again: %w", err, unproven, engine.ErrUnproven)
 		}
 		return outcomes, nil
 	}
-	if errors.Is(err, engine.ErrBounds) && at.revoked.Load() == revoked { // the place, or the keys
+	if errors.Is(err, engine.ErrBounds) && !at.hasRevoked(revoked) { // the place, or the keys
 		return outcomes, err
 	}
 	return outcomes, nil

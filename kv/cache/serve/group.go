@@ -3,10 +3,12 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/sluicehq/sluice/engine"
 )
@@ -14,6 +16,10 @@ import (
 // Group lets one engine have clients of many servers. The engine's notifications are the group's
 // until Close: it hands each answer to the client that waits for it.
 type Group struct {
+	// Grace is how long a Load, and what is as it, waits for the word that nothing of it runs any
+	// more once its context has ended. Default 2 s. It is set before the first Dial.
+	Grace time.Duration
+
 	e    *engine.Engine
 	life context.Context // ends with Close
 	stop context.CancelFunc
@@ -55,7 +61,7 @@ func (g *Group) Dial(ctx context.Context, network, address string) (*Client, err
 // an error of Meet, close the peer.
 func (g *Group) Meet(ctx context.Context, p *engine.Peer) (*Client, error) {
 	c := &Client{peer: p, group: g, ended: make(chan struct{}),
-		room: make(chan struct{}, requestsMax), grace: cancelGrace,
+		room: make(chan struct{}, requestsMax), grace: cmp.Or(g.Grace, cancelGrace),
 		waiting: map[uint64]chan []byte{}, regions: map[*engine.Region]attached{}}
 	var life context.Context
 	life, c.cancel = context.WithCancel(g.life)
