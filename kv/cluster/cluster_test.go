@@ -356,7 +356,16 @@ func TestStoppedNode(t *testing.T) {
 		ended <- answer{outcomes, err}
 	}()
 	b.awaitStop(t)
-	cancel() // as a deadline does
+	soon, free := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer free()
+	outcomes, err := u.Load(soon, u.keys, place(u, 0, chainKeys))
+	require.NoError(t, err)
+	for k, o := range outcomes {
+		if u.ownerOf(k) == "b" {
+			require.Equal(t, cache.Late, o)
+		}
+	}
+	cancel()
 	a := <-ended
 	require.NoError(t, a.err)
 	for k, o := range a.outcomes {

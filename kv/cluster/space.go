@@ -156,9 +156,10 @@ func (l limits) share(of int) limits {
 	return limits{soon, l.end, cancel}
 }
 
-// proof is a context for the proof that nothing moves any more.
+// proof is a context for the proof that nothing moves any more. It has the time for that, also in a
+// call that was shorter.
 func (l limits) proof() (context.Context, context.CancelFunc) {
-	return context.WithDeadline(context.Background(), l.end)
+	return context.WithTimeout(context.Background(), max(time.Until(l.end), spareMax))
 }
 
 // ask calls a node that is usable, and returns where it was. An error is the node's, which is
