@@ -22,8 +22,6 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -111,6 +109,9 @@ func Open(ctx context.Context, cfg Config) (*Cluster, error) {
 	return c, nil
 }
 
+// arrangePause is between two views, as many nodes change how busy they are.
+const arrangePause = 20 * time.Millisecond
+
 // follow takes each new view of the directory.
 func (c *Cluster) follow(changed <-chan struct{}) {
 	defer close(c.followed)
@@ -123,6 +124,10 @@ func (c *Cluster) follow(changed <-chan struct{}) {
 		var v *directory.View
 		v, changed = c.cfg.Directory.View()
 		c.arrange(v)
+		select {
+		case <-time.After(arrangePause):
+		case <-c.life.Done():
+		}
 	}
 }
 
@@ -143,9 +148,7 @@ func (c *Cluster) arrange(v *directory.View) {
 		n.describe(d)
 		c.nodes[d.Name] = n
 		l.nodes = append(l.nodes, n)
-		sum := sha256.Sum256([]byte(d.Name))
-		l.bids = append(l.bids, placement.Node{ID: binary.LittleEndian.Uint64(sum[:]),
-			Weight: d.Weight})
+		l.bids = append(l.bids, placement.Node{ID: n.id, Weight: d.Weight})
 	}
 	c.layout.Store(l)
 	for _, n := range old { // the directory has them no more

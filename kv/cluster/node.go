@@ -4,6 +4,8 @@ package cluster
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -29,6 +31,7 @@ const (
 type node struct {
 	c     *Cluster
 	name  string
+	id    uint64 // of placement
 	stop  context.CancelFunc
 	ended chan struct{} // closed when run has
 	tried chan struct{} // closed once it has been dialled
@@ -62,7 +65,9 @@ type opening struct {
 }
 
 func (c *Cluster) newNode(d *directory.Node) *node {
-	n := &node{c: c, name: d.Name, ended: make(chan struct{}), tried: make(chan struct{})}
+	sum := sha256.Sum256([]byte(d.Name))
+	n := &node{c: c, name: d.Name, id: binary.LittleEndian.Uint64(sum[:]),
+		ended: make(chan struct{}), tried: make(chan struct{})}
 	n.describe(d)
 	var ctx context.Context
 	ctx, n.stop = context.WithCancel(c.life)

@@ -58,6 +58,7 @@ const (
 	// comeBackTime is how long a node that etcd has forgotten may take to join again.
 	comeBackTime = 2 * LeaseTTL
 	valueMax     = 16 << 10 // bytes of an entry
+	entriesMax   = directory.NodesMax + directory.NamespacesMax
 	refusedMax   = 16
 )
 
@@ -72,8 +73,33 @@ type Directory struct {
 	mu      sync.Mutex // guards what follows
 	view    *directory.View
 	changed chan struct{}
-	found   map[string][]byte    // values by key
+	found   map[string]entry     // by key
 	gone    map[string]time.Time // keys that etcd has forgotten, and when the view does
+}
+
+// entry is what a key has: a node, a namespace, or why it is left out.
+type entry struct {
+	node  directory.Node
+	space directory.Namespace
+	err   error
+}
+
+// read reads the value of a key.
+func (d *Directory) read(key string, value []byte) (e entry) {
+	if len(value) > valueMax {
+		return entry{err: fmt.Errorf("%d bytes, at most %d", len(value), valueMax)}
+	}
+	if name, is := strings.CutPrefix(key, d.nodes); is {
+		e.err = json.Unmarshal(value, &e.node)
+		if e.err == nil && e.node.Name != name {
+			e.err = fmt.Errorf("the node in it is %q", e.node.Name)
+		}
+		e.err = cmp.Or(e.err, e.node.Check())
+	} else if strings.HasPrefix(key, d.spaces) {
+		e.err = json.Unmarshal(value, &e.space)
+		e.err = cmp.Or(e.err, e.space.Check())
+	}
+	return e
 }
 
 // Open reads the directory, and follows it until Close. It waits until ctx ends for an etcd that
@@ -156,15 +182,13 @@ func (d *Directory) follow(ctx context.Context, endpoint string) error {
 	defer cancel(nil)
 
 	// All that is there, by a majority, and the revision of it.
-	const most = directory.NodesMax + directory.NamespacesMax
 	all, err := ask[rangeAnswer](ctx, d.c, endpoint, "kv/range",
-		rangeRequest{Key: d.first, RangeEnd: d.last, Limit: most})
+		rangeRequest{Key: d.first, RangeEnd: d.last, Limit: entriesMax})
 	if err != nil {
 		return err
 	}
 	if all.More {
-		return fmt.Errorf("etcd has more than %d entries under %s: %w", most, d.first,
-			engine.ErrBounds)
+		return d.tooMany()
 	}
 
 	// From now on, at each beat, what a member alone cannot answer. It is also when a node goes
@@ -216,8 +240,15 @@ func (d *Directory) follow(ctx context.Context, endpoint string) error {
 		case m.Result.Canceled:
 			return fmt.Errorf("etcd at %s has ended the watch: %.1024s", endpoint, m.Result.Reason)
 		}
-		d.apply(m.Result.Events)
+		if d.apply(m.Result.Events) > entriesMax {
+			return d.tooMany()
+		}
 	}
+}
+
+func (d *Directory) tooMany() error {
+	return fmt.Errorf("etcd has more than %d entries under %s: %w", entriesMax, d.first,
+		engine.ErrBounds)
 }
 
 // replace takes all that is there. A node that is not, and was before etcd did not answer, stays
@@ -225,16 +256,17 @@ func (d *Directory) follow(ctx context.Context, endpoint string) error {
 func (d *Directory) replace(all []keyValue) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	found := map[string][]byte{}
+	found := map[string]entry{}
 	for _, e := range all {
-		found[string(e.Key)] = e.Value
-		delete(d.gone, string(e.Key))
+		key := string(e.Key)
+		found[key] = d.read(key, e.Value)
+		delete(d.gone, key)
 	}
-	for key, value := range d.found {
+	for key, e := range d.found {
 		if _, is := found[key]; is || !strings.HasPrefix(key, d.nodes) {
 			continue
 		}
-		found[key] = value
+		found[key] = e
 		if _, is := d.gone[key]; !is {
 			d.gone[key] = time.Now().Add(comeBackTime)
 		}
@@ -261,23 +293,24 @@ func (d *Directory) forget() {
 	}
 }
 
-// apply takes what has changed.
-func (d *Directory) apply(events []event) {
-	if len(events) == 0 {
-		return
-	}
+// apply takes what has changed, and returns how many entries there are now.
+func (d *Directory) apply(events []event) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if len(events) == 0 {
+		return len(d.found)
+	}
 	for _, e := range events {
 		key := string(e.Of.Key)
 		delete(d.gone, key)
 		if e.Type == "DELETE" {
 			delete(d.found, key)
 		} else {
-			d.found[key] = e.Of.Value
+			d.found[key] = d.read(key, e.Of.Value)
 		}
 	}
 	d.show(nil)
+	return len(d.found)
 }
 
 // show makes the view anew of what was found. Entries that are no good are left out, and so are
@@ -290,35 +323,23 @@ func (d *Directory) show(trouble error) {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(d.found)) {
-		value := d.found[key]
-		var err error
-		if len(value) > valueMax {
-			err = fmt.Errorf("%d bytes, at most %d", len(value), valueMax)
-		} else if name, is := strings.CutPrefix(key, d.nodes); is {
-			var n directory.Node
-			if err = json.Unmarshal(value, &n); err == nil && n.Name != name {
-				err = fmt.Errorf("the node in it is %q", n.Name)
+		e := d.found[key]
+		space, isSpace := strings.CutPrefix(key, d.spaces)
+		switch {
+		case e.err != nil:
+			refuse(key, e.err)
+		case strings.HasPrefix(key, d.nodes):
+			if len(v.Nodes) == directory.NodesMax {
+				refuse(key, fmt.Errorf("there are %d nodes before it", len(v.Nodes)))
+				continue
 			}
-			if err = cmp.Or(err, n.Check()); err == nil && len(v.Nodes) == directory.NodesMax {
-				err = fmt.Errorf("there are %d nodes before it: %w", len(v.Nodes), engine.ErrBounds)
+			v.Nodes = append(v.Nodes, e.node)
+		case isSpace:
+			if len(v.Namespaces) == directory.NamespacesMax {
+				refuse(key, fmt.Errorf("there are %d namespaces before it", len(v.Namespaces)))
+				continue
 			}
-			if err == nil {
-				v.Nodes = append(v.Nodes, n)
-			}
-		} else if name, is := strings.CutPrefix(key, d.spaces); is {
-			var n directory.Namespace
-			err = json.Unmarshal(value, &n)
-			if err = cmp.Or(err, n.Check()); err == nil &&
-				len(v.Namespaces) == directory.NamespacesMax {
-				err = fmt.Errorf("there are %d namespaces before it: %w", len(v.Namespaces),
-					engine.ErrBounds)
-			}
-			if err == nil {
-				v.Namespaces[name] = n
-			}
-		}
-		if err != nil {
-			refuse(key, err)
+			v.Namespaces[space] = e.space
 		}
 	}
 	d.view = v
