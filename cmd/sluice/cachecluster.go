@@ -75,8 +75,6 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 		switch {
 		case ctx.Err() != nil && d == nil:
 			return nil
-		case errors.Is(err, engine.ErrBounds):
-			return err
 		case err != nil && !said:
 			m.say("not in the cluster yet, which is tried again: %v", sentence(err))
 			said = true

@@ -22,6 +22,7 @@ import (
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/directory"
+	"github.com/sluicehq/sluice/kv/directory/etcd"
 )
 
 // cacheConfig is the content of the config file of sluice cache serve. docs/cache.md has its keys.
@@ -329,12 +330,13 @@ func (c *cacheConfig) check() (err error) {
 		}
 	}
 	if k := c.cluster; len(k.etcd)+len(k.addresses)+len(k.prefix)+len(k.certificate) > 0 {
-		refuse(len(k.etcd) == 0, "cluster", 0, "etcd", "want the URLs of the members of an etcd")
+		bad := etcd.Config{Endpoints: k.etcd, Prefix: k.prefix}.Check()
+		refuse(bad != nil, "cluster", 0, "etcd", "%w", bad)
 		n := directory.Node{Name: c.name, Addresses: k.addresses}
 		if k.addresses == nil {
 			n.Addresses = []string{"unix:/"}
 		}
-		bad := n.Check()
+		bad = n.Check()
 		refuse(bad != nil, "cluster", 0, "addresses", "%w", bad)
 	}
 	for _, text := range c.backends {

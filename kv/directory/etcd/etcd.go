@@ -49,6 +49,20 @@ type Config struct {
 	Prefix    string      // of all keys; default "sluice"
 }
 
+func (cfg Config) prefix() string { return strings.Trim(cmp.Or(cfg.Prefix, "sluice"), "/") }
+
+// Check says what Open would refuse.
+func (cfg Config) Check() error {
+	if err := checkEndpoints(cfg.Endpoints); err != nil {
+		return err
+	}
+	if p := cfg.prefix(); p == "" || len(p) > 255 {
+		return fmt.Errorf("etcd: prefix %q: want from 1 to 255 bytes: %w", cfg.Prefix,
+			engine.ErrBounds)
+	}
+	return nil
+}
+
 const (
 	// LeaseTTL is how long a node that has died stays in the directory.
 	LeaseTTL = 5 * time.Second
@@ -105,14 +119,10 @@ func (d *Directory) read(key string, value []byte) (e entry) {
 // Open reads the directory, and follows it until Close. It waits until ctx ends for an etcd that
 // does not answer.
 func Open(ctx context.Context, cfg Config) (*Directory, error) {
-	if err := checkEndpoints(cfg.Endpoints); err != nil {
+	if err := cfg.Check(); err != nil {
 		return nil, err
 	}
-	prefix := strings.Trim(cmp.Or(cfg.Prefix, "sluice"), "/")
-	if prefix == "" || len(prefix) > 255 {
-		return nil, fmt.Errorf("etcd: prefix %q: want from 1 to 255 bytes: %w", cfg.Prefix,
-			engine.ErrBounds)
-	}
+	prefix := cfg.prefix()
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.TLSClientConfig, t.MaxResponseHeaderBytes = cfg.TLS, 64<<10
 	t.Proxy = nil // it would be asked for who is in the same cluster
