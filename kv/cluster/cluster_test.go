@@ -483,6 +483,30 @@ func TestSilentNode(t *testing.T) {
 	u.load(t, all)
 }
 
+// TestCloseBesideStopped: the cluster is closed, and its memory is the caller's, while a node
+// stands still in the middle of a Store.
+func TestCloseBesideStopped(t *testing.T) {
+	children, nodes := startNodes(t, "a", "b")
+	d, err := directory.List(nodes, nil)
+	require.NoError(t, err)
+	children["b"].kill()
+	children["b"].start(t, pointVariable+"=cache: landed")
+	u := openUser(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	storing, end := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() {
+		_, err := u.Store(storing, u.keys, place(u, 0, chainKeys))
+		ended <- err
+	}()
+	children["b"].awaitStop(t)
+	end()
+	require.NoError(t, <-ended)
+	require.NoError(t, u.Cluster.Close(ctx))
+	require.NoError(t, u.region.Close(), "nobody has a lease of it")
+}
+
 // TestBehind: blocks that are stored behind others are where a call about all of them looks.
 func TestBehind(t *testing.T) {
 	_, nodes := startNodes(t, "a", "b", "c")
