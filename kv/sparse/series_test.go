@@ -12,11 +12,11 @@ import (
 	"github.com/sluicehq/sluice/csrc/sparse"
 )
 
-// misses are those of a series, by step, a layer, in a pool of so many slots; exact are those of a
-// list in the order of use.
+// misses are those of a series with MTP 2, by step, a layer, in a pool of so many slots; exact are
+// those of a list in the order of use.
 func misses(t *testing.T, slots, layers, steps, warmed int) (ours, exact []float64) {
 	t.Helper()
-	const context, k = 32 << 10, 2048
+	const context, k, queries = 32 << 10, 2048, 2
 	table, err := sparse.New(layers, slots)
 	require.NoError(t, err)
 	s := NewSeries(1, layers, k)
@@ -26,14 +26,20 @@ func misses(t *testing.T, slots, layers, steps, warmed int) (ours, exact []float
 	}
 	var m Misses
 	for step := -warmed; step < steps; step++ {
+		n := k
+		if step >= 0 {
+			n *= queries
+		}
 		b := Batch{Shift: 6, Blocks: make([]uint32, (context+steps)>>6+1), Counts: []uint32{0},
-			Entries: make([]uint32, k), Slots: make([]uint32, k)}
+			Entries: make([]uint32, n), Slots: make([]uint32, n)}
 		b.Starts = []uint32{0, uint32(len(b.Blocks))}
 		var missed, missedExact int
 		for layer := range layers {
 			s.Step(layer, context+step, b.Entries)
-			sorted := slices.Sorted(slices.Values(b.Entries))
-			require.Len(t, slices.Compact(sorted), k)
+			for query := range slices.Chunk(b.Entries, k) {
+				sorted := slices.Sorted(slices.Values(query))
+				require.Len(t, slices.Compact(sorted), k)
+			}
 			b.Sets = []uint32{uint32(layer)}
 			require.NoError(t, table.Lookup(&b, &m))
 			missed += len(m.Slots)
