@@ -32,7 +32,7 @@ type Card struct {
 //
 //   - Memory is assumed. It sets the batches, and these the share of a step that grows with them.
 //   - Fixed is fitted: with it the gain at 32 K, MTP 2 and a ratio of 0.2 is the report's 69.4 %.
-//     The report does not say how many cards share the experts, nor how long a layer takes.
+//     How many cards share the experts there, and how long a layer takes, is not known here.
 //   - Query is computed: 37 G parameters of DeepSeek-V3 for a token, two operations each, over 61
 //     layers, at the 1,550 TFLOPS that DeepGEMM reports on an H800. It is a bound from below.
 //   - Attention is computed: 128 heads, 2,048 entries of 576 and 512 values, two operations each,

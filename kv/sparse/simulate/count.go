@@ -75,7 +75,8 @@ func (g *Generated) Next(t *sparse.TopK) error {
 	return nil
 }
 
-// Counts are the misses of a sequence.
+// Counts are the misses of a sequence: entries that the host has to give. Those that the step
+// itself adds to the context are none.
 type Counts struct {
 	Context int // entries at the first step
 	Slots   int // of a layer
@@ -138,7 +139,11 @@ func Count(ctx context.Context, src Source, slots int, ratio float64) (*Counts, 
 			if err := table.Lookup(&b, &m); err != nil {
 				return nil, err
 			}
-			misses[layer] = len(m.Slots)
+			for _, place := range m.Place {
+				if int(b.Entries[place]) < t.Context-1 { // the step itself writes the others
+					misses[layer]++
+				}
+			}
 			if t.Step >= 0 {
 				asked += len(b.Entries)
 			}
