@@ -242,7 +242,7 @@ func (f *sparseFlags) compare(ctx context.Context, stdout io.Writer) error {
 	}
 	var rows [][]any
 	for _, q := range claims {
-		row := []any{q.What, q.Report, q.Here, nil, q.Basis}
+		row := []any{q.What, q.Report, tenth(q.Here), nil, q.Basis}
 		if q.Off != nil {
 			row[3] = tenth(*q.Off)
 		}

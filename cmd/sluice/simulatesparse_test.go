@@ -59,9 +59,13 @@ func TestSimulateSparseReport(t *testing.T) {
 	svg := filepath.Join(t.TempDir(), "figures.svg")
 	rows := jsonRows(t, sluice(t, "simulate", "sparse", "--report", "--layers", "3", "--steps",
 		"3", "--svg", svg, "--json"), "figure", "report", "here", "off", "basis")
-	require.Len(t, rows, 7)
-	require.Contains(t, rows[4]["basis"], "fitted")
-	require.Equal(t, "predicted", rows[6]["basis"])
+	require.Len(t, rows, 8)
+	require.Contains(t, rows[5]["basis"], "fitted")
+	require.Equal(t, "predicted", rows[7]["basis"])
+	for i, row := range rows {
+		require.Positive(t, row["here"])
+		require.Equal(t, i >= 5, row["off"] != nil, "%v", row)
+	}
 	drawn, err := os.ReadFile(svg)
 	require.NoError(t, err)
 	require.True(t, strings.HasPrefix(string(drawn), "<svg "), string(drawn))

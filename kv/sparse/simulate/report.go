@@ -29,7 +29,7 @@ var Settings = []Setting{
 type Claim struct {
 	What   string
 	Report string
-	Here   string
+	Here   float64
 	Off    *float64 // of a gain: points of a percentage
 	Basis  string   // what the figure here follows from
 }
@@ -65,11 +65,10 @@ func Compare(ctx context.Context, card Card, seed uint64, layers, steps int) (cl
 	cold, _, _ := spread(spike.Cold[1:])
 	warm, _, _ := spread(spike.Warm[1:])
 	claims = []Claim{
-		{"misses, mean, 6,400 slots", "below 200", fmt.Sprintf("%.0f", mean), nil, "the generator"},
-		{"first step by the later ones, cold", "a spike",
-			fmt.Sprintf("%.1f times", spike.Cold[0]/cold), nil, "follows"},
-		{"first step by the later ones, warmed up", "no spike",
-			fmt.Sprintf("%.1f times", spike.Warm[0]/warm), nil, "the generator"},
+		{"misses, mean, 6,400 slots", "below 200", mean, nil, "the generator"},
+		{"first step by the later ones, cold", "a spike", spike.Cold[0] / cold, nil, "follows"},
+		{"first step by the later ones, warmed up", "no spike", spike.Warm[0] / warm, nil,
+			"the generator"},
 	}
 	for i, s := range Settings {
 		c, err := count(s, 0, WarmUp)
@@ -78,9 +77,10 @@ func Compare(ctx context.Context, card Card, seed uint64, layers, steps int) (cl
 		}
 		if i == 0 {
 			_, low, high := c.All()
-			claims = append(claims, Claim{"misses over layers, 32 K, ratio 0.2", "17 to 605",
-				fmt.Sprintf("%.0f to %.0f", low, high), nil, "the generator, whose layers renew " +
-					"17 to 605 a step"})
+			claims = append(claims,
+				Claim{"misses, fewest of a layer, ratio 0.2", "17", low, nil, "the generator"},
+				Claim{"misses, most of a layer, ratio 0.2", "605", high, nil, "the generator, " +
+					"of which a layer renews at most 605"})
 		}
 		gain := 100 * (card.Run(c.Load(s.Accepted), Chosen).Tokens/
 			card.Run(c.Bare(s.Accepted), None).Tokens - 1)
@@ -88,9 +88,8 @@ func Compare(ctx context.Context, card Card, seed uint64, layers, steps int) (cl
 		if i == 0 {
 			basis = "fitted, by the default of --fixed"
 		}
-		claims = append(claims, Claim{fmt.Sprintf("gain, %d K, MTP %d, ratio %v", s.Context>>10,
-			s.Queries, s.Ratio), fmt.Sprintf("%.1f %%", s.Gain), fmt.Sprintf("%.1f %%", gain),
-			&off, basis})
+		claims = append(claims, Claim{fmt.Sprintf("gain in %%, %d K, MTP %d, ratio %v",
+			s.Context>>10, s.Queries, s.Ratio), fmt.Sprint(s.Gain), gain, &off, basis})
 	}
 	return claims, spike, nil
 }

@@ -27,7 +27,7 @@ func few() *Generated {
 func TestCompare(t *testing.T) {
 	claims, spike, err := Compare(t.Context(), DefaultCard(), 1, 12, 8)
 	require.NoError(t, err)
-	require.Len(t, claims, 7)
+	require.Len(t, claims, 8)
 	warm, _, _ := spread(spike.Warm)
 	require.Less(t, warm, 200.0)
 	require.Less(t, spike.Warm[0], 1.5*warm)
