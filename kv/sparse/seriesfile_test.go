@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,6 +81,30 @@ func TestSeriesFileRefused(t *testing.T) {
 	broken := errors.New("broken")
 	r := NewSeriesReader(io.MultiReader(strings.NewReader(good), failing{broken}))
 	require.ErrorIs(t, r.Next(&TopK{}), broken)
+}
+
+func FuzzSeriesReader(f *testing.F) {
+	f.Add(`{"step":-1,"layer":0,"context":8,"entries":[[7,0]]}` + "\n" +
+		`{"step":0,"layer":0,"context":8,"entries":[[1],[8]]}`)
+	f.Add(`{"step":1e9,"layer":0,"context":1048577,"entries":[[]]}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		r := NewSeriesReader(strings.NewReader(text))
+		var step TopK
+		var err error
+		for last := math.MinInt; ; last = step.Step {
+			if err = r.Next(&step); err != nil {
+				break
+			}
+			require.True(t, step.Step > last || last == math.MinInt)
+			require.NotEmpty(t, step.Entries)
+			for _, entries := range step.Entries {
+				require.NotEmpty(t, entries)
+				require.Less(t, int(slices.Max(entries)), step.Context+step.Queries-1)
+				require.Less(t, int(slices.Max(entries)), SeriesContextMax+SeriesQueriesMax)
+			}
+		}
+		require.True(t, errors.Is(err, io.EOF) || errors.Is(err, ErrSeries), err)
+	})
 }
 
 type failing struct{ err error }
