@@ -30,7 +30,7 @@
 //   - cacheserve.go: the server of a KV cache; cacheconfig.go, cachemetrics.go: its config and
 //     metrics; cacheclient.go, cacheuser.go: who asks it; cachedemo.go: one that is killed under
 //     load; cachereplay.go: a trace, and the optimum
-//   - simulate.go, simulatesparse.go: a model of a card of kv/sparse/simulate
+//   - simulate.go, simulatetrace.go: a cluster of kv/schedule/simulate
 //   - doctor.go, doctorbackends.go, doctorucx.go: what each backend says of this machine;
 //     internal/machine: what the kernel and the NVIDIA driver say
 package main

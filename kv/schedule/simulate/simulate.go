@@ -83,11 +83,15 @@ type Result struct {
 // ConfigError is a field of a Config that is out of bounds.
 type ConfigError struct {
 	Field            string
-	Value, Low, High float64
+	Value, Low, High float64 // of a time in nanoseconds
 }
 
 // Error names the bounds, and leaves the field to the caller, who may have another name for it.
 func (e *ConfigError) Error() string {
+	if slices.Contains([]string{"Latency", "TTFT", "TBT"}, e.Field) {
+		return fmt.Sprintf("%v, want %v to %v", time.Duration(e.Value), time.Duration(e.Low),
+			time.Duration(e.High))
+	}
 	return fmt.Sprintf("%v, want %v to %v", e.Value, e.Low, e.High)
 }
 
