@@ -9,7 +9,8 @@
 // either would come too late is refused before anything is spent on it.
 //
 // The package only decides: what it must know of the instances it asks of its caller, and the
-// caller copies the blocks and sends the request on.
+// caller copies the blocks and sends the request on. Of a cache of kv/cache, Match tells the prefix
+// and Estimate how long its blocks take to leave it.
 package schedule
 
 import (

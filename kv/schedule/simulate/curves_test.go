@@ -74,13 +74,17 @@ func TestFitCurves(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, off, 1e-9)
 	require.InEpsilon(t, 50e6, got.Prefill[0], 1e-6)
+	// (c/100-1)² + (c/200-1)² is least at 120, which is 20 and 40 % off.
 	got, off, err = FitCurves(strings.NewReader(`{"tokens":1000,"ms":100}
+		{"tokens":1000,"ms":200}`), DefaultCurves())
+	require.NoError(t, err)
+	require.Equal(t, 120*ms, got.prefill(1000, 0))
+	require.InDelta(t, 0.4, off, 1e-9)
+	// The longer one takes less: all that is left is a fixed part, (1/100+1/50)/(1/100²+1/50²).
+	got, _, err = FitCurves(strings.NewReader(`{"tokens":1000,"ms":100}
 		{"tokens":2000,"ms":50}`), DefaultCurves())
 	require.NoError(t, err)
-	require.InEpsilon(t, 0.4, off, 0.6)
-	for _, v := range got.Prefill {
-		require.GreaterOrEqual(t, v, 0.0)
-	}
+	require.Equal(t, [3]float64{60e6, 0, 0}, got.Prefill)
 }
 
 func TestFitCurvesErrors(t *testing.T) {

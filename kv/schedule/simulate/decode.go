@@ -53,7 +53,7 @@ func (d *decodeInstance) advance(r *run, n int64) {
 // join has a sequence join the batch as soon as a step ends.
 func (d *decodeInstance) join(r *run, e event) {
 	if len(d.batch) == 0 {
-		d.at = max(d.at, e.at)
+		d.at = e.at
 	} else {
 		d.advance(r, r.Curves.stepsWithin(e.at-d.at, len(d.batch), d.held))
 	}

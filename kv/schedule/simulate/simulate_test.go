@@ -6,6 +6,7 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -66,6 +67,9 @@ func TestByHand(t *testing.T) {
 		TBT:       []time.Duration{11 * ms}}, mustRun(t, simple(), list, Pool))
 
 	cfg := simple()
+	cfg.Threshold = math.Inf(1) // nothing is copied
+	require.Equal(t, local, mustRun(t, cfg, list, Pool))
+	cfg = simple()
 	cfg.TTFT = 1030 * ms // less than the third would take
 	r := mustRun(t, cfg, list, Local)
 	require.Equal(t, []int{2, 1, 0, 2}, []int{len(r.TTFT), r.RefusedTTFT, r.RefusedTBT, r.Within})
@@ -107,6 +111,56 @@ func TestCopiesQueue(t *testing.T) {
 	// 102.4 to send and 2 on the way, then a token; the second copy begins when the first is sent
 	require.Equal(t, []time.Duration{105400 * time.Microsecond, 207800 * time.Microsecond,
 		1024 * ms}, r.TTFT)
+}
+
+// TestCopiesFromCopies: what has come may be copied on, before the rest of its request is computed.
+func TestCopiesFromCopies(t *testing.T) {
+	cfg := simple()
+	cfg.Prefill = 4
+	order := []int{0, 1, 3, 2}
+	n := -1
+	r, err := simulate(t.Context(), cfg, []trace.Request{ask(0, 1024, 1, 1, 2),
+		ask(2000, 3072, 1, 1, 2, 3, 4, 5, 6), ask(2149, 1025, 1, 1, 2), ask(2150, 1025, 1, 1, 2)},
+		Pool, func() int { n++; return order[n] })
+	require.NoError(t, err)
+	// The second has its copy at 2104.4, and computes until 4152.4. The first instance sends the
+	// third request's copy until 2251.4, so the fourth has its own from the second one.
+	require.Equal(t, []time.Duration{105400 * time.Microsecond, 105400 * time.Microsecond,
+		1024 * ms, 2152400 * time.Microsecond}, r.TTFT)
+}
+
+// TestCopyIsAUse: what is copied from an instance does not go there next.
+func TestCopyIsAUse(t *testing.T) {
+	cfg := simple()
+	cfg.CacheTokens = 2 * trace.BlockTokens
+	order := []int{0, 0, 1, 0, 0}
+	n := -1
+	r, err := simulate(t.Context(), cfg, []trace.Request{ask(0, 512, 1, 1), ask(1000, 512, 1, 2),
+		ask(2000, 513, 1, 1), ask(3000, 512, 1, 3), ask(4000, 512, 1, 1)}, Pool,
+		func() int { n++; return order[n] })
+	require.NoError(t, err)
+	require.Equal(t, 2, r.Hits)
+	require.Equal(t, 512, r.Copied) // by the third request, and not by the last
+}
+
+// TestDecodeLoad: requests that were placed and have not ended count when another one is placed.
+func TestDecodeLoad(t *testing.T) {
+	cfg := simple()
+	cfg.Curves.Decode[1] = 5e6
+	list := []trace.Request{ask(0, 512, 9, 1), ask(1, 512, 9, 2), ask(5000, 512, 9, 3)}
+	cfg.TBT = 19 * ms // two have 20; the third comes when the first has ended
+	require.Equal(t, 1, mustRun(t, cfg, list, None).RefusedTBT)
+	cfg.Curves.Decode = [3]float64{10e6, 0, 1e4} // 10 µs for a token: 15.13, and 20.26 of two
+	require.Equal(t, 1, mustRun(t, cfg, list, None).RefusedTBT)
+	cfg.TBT, cfg.DecodeTokens = 0, 2*521-1
+	require.Equal(t, 1, mustRun(t, cfg, list, None).RefusedTBT)
+	cfg.DecodeTokens++
+	require.Zero(t, mustRun(t, cfg, list, None).RefusedTBT)
+	// the prompt comes to the decode instance while it is computed, but no sooner than it is sent
+	cfg.TokenBytes = 1e7 // 10 ms a token: 5120, when 512 of computing has ended
+	cfg.Curves.Decode = [3]float64{10e6, 0, 0}
+	require.Equal(t, []time.Duration{((5120 - 512 + 2) + 10) * ms},
+		mustRun(t, cfg, []trace.Request{ask(0, 512, 2, 1)}, None).TBT)
 }
 
 // TestDecodeStepByStep compares with a decode instance that takes each step by itself.
@@ -217,6 +271,8 @@ func TestServedOrRefused(t *testing.T) {
 			require.Equal(t, c == Pool, r.Copied > 0)
 			require.Equal(t, r, mustRun(t, cfg, list, c))
 			refused += r.RefusedTTFT
+			cfg.Seed++
+			require.Equal(t, c == Random, r.Hits != mustRun(t, cfg, list, c).Hits)
 
 			cfg.AdmitAll = true
 			r = mustRun(t, cfg, list, c)
