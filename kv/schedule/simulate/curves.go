@@ -72,6 +72,9 @@ func nanoseconds(ns float64) time.Duration {
 // longest is the longest time of anything: a hundred years.
 const longest = 100 * 365 * 24 * time.Hour
 
+// later is a time behind another one, up to the longest.
+func later(at, by time.Duration) time.Duration { return min(at+by, longest) }
+
 // ErrCurves is wrapped by the errors about curves.
 var ErrCurves = errors.New("bad curves")
 

@@ -45,7 +45,7 @@ func (b *batch) Pop() any {
 
 // advance has the batch take steps.
 func (d *decodeInstance) advance(r *run, n int64) {
-	d.at += r.Curves.steps(n, len(d.batch), d.held)
+	d.at = later(d.at, r.Curves.steps(n, len(d.batch), d.held))
 	d.steps += n
 	d.held += n * int64(len(d.batch))
 }
@@ -68,7 +68,7 @@ func (d *decodeInstance) awaitEnd(r *run, decode int) {
 	d.turn++
 	if len(d.batch) > 0 {
 		n := d.batch[0].last - d.steps
-		r.events.add(event{at: d.at + r.Curves.steps(n, len(d.batch), d.held), decode: decode,
+		r.events.add(event{at: later(d.at, r.Curves.steps(n, len(d.batch), d.held)), decode: decode,
 			turn: d.turn})
 	}
 }

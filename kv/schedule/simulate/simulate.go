@@ -310,7 +310,7 @@ func (r *run) serve(a *request, placed *schedule.Placement) {
 			f.order.Use(a.keys[hits-1-k])
 		}
 	}
-	end := start + placed.Compute
+	end := later(start, placed.Compute)
 	p.free = end
 	if r.caches {
 		for k := range slices.Backward(a.keys) { // so that the first of them go last
@@ -327,7 +327,7 @@ func (r *run) serve(a *request, placed *schedule.Placement) {
 	}
 	s := &r.result
 	s.Blocks, s.Hits, s.Copied = s.Blocks+len(a.keys), s.Hits+hits, s.Copied+placed.Copied
-	s.Computing += placed.Compute
+	s.Computing = later(s.Computing, placed.Compute)
 	ttft := end - r.now
 	s.TTFT = append(s.TTFT, ttft)
 	first := sequence{first: end, inTime: r.TTFT == 0 || ttft <= r.TTFT, output: a.output,
@@ -341,8 +341,8 @@ func (r *run) serve(a *request, placed *schedule.Placement) {
 	d.context += first.context
 	d.tokens += int64(a.input + a.output)
 	// Layers go to the decode instance while the later ones are computed.
-	sent := start + r.sending(a.input)
-	r.events.add(event{at: max(end, sent) + r.Latency, decode: placed.Decode, joins: &first})
+	sent := later(start, r.sending(a.input))
+	r.events.add(event{at: later(max(end, sent), r.Latency), decode: placed.Decode, joins: &first})
 }
 
 // count counts a request that was served.
@@ -360,8 +360,8 @@ func (c *Config) sending(tokens int) time.Duration {
 // copies is when tokens of the request would have come that an instance sends to another one, and
 // when its link would be free again. A link sends one copy after the other.
 func (r *run) copies(from, tokens int) (come, free time.Duration) {
-	free = max(r.now, r.prefills[from].linkFree, r.has[from].there) + r.sending(tokens)
-	return free + r.Latency, free
+	free = later(max(r.now, r.prefills[from].linkFree, r.has[from].there), r.sending(tokens))
+	return later(free, r.Latency), free
 }
 
 // prefillView is what the conductor sees of the prefill instances.

@@ -282,6 +282,23 @@ func TestServedOrRefused(t *testing.T) {
 	require.Positive(t, refused)
 }
 
+// TestTimesEnd: times that are too long stay at the longest.
+func TestTimesEnd(t *testing.T) {
+	cfg := simple()
+	cfg.Curves.Prefill[2], cfg.Curves.Decode[2] = 1e15, 1e15
+	var list []trace.Request
+	for k := range 20 {
+		list = append(list, ask(int64(k), 1<<15, 9))
+	}
+	r := mustRun(t, cfg, list, None)
+	require.Equal(t, 20, r.Within)
+	require.Equal(t, longest, r.Computing)
+	require.Equal(t, longest-19*ms, r.TTFT[0]) // of the last
+	for _, tbt := range r.TBT {
+		require.GreaterOrEqual(t, tbt, time.Duration(0))
+	}
+}
+
 func TestRunEnds(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("gone")
