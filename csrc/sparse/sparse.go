@@ -5,7 +5,6 @@ package sparse
 
 import (
 	"fmt"
-	"math/bits"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -23,16 +22,15 @@ const SlotsMax = 1<<31 - Ways
 // set's slots are groups of Ways. An entry lies in its home group, or, if each slot there was used
 // at the tick at which it came, in one behind, which the groups between count: beyond. Each Lookup
 // is a tick of its sets. One that has not been used for longest goes first, among those of the
-// group.
+// group, and none that the Lookup asks for.
 //
 // Goroutines may use different sets at a time; a set is one goroutine's.
 type Table struct {
-	tags    []uint32 // by set, group and way: the entry; None: the slot is empty
-	stamps  []uint16 // by set, group and way: the set's clock when the entry was used last
-	beyond  []uint8  // by set and group: entries that lie behind it; 255: so many or more
-	clocks  []uint16 // by set
-	inverse uint64   // 2^64 divided by groups, rounded up
-	groups  uint32   // of a set
+	tags   []uint32 // by set, group and way: the entry; None: the slot is empty
+	stamps []uint16 // by set, group and way: the set's clock when the entry was used last
+	beyond []uint8  // by set and group: entries that lie behind it; 255: so many or more
+	clocks []uint16 // by set
+	groups uint32   // of a set
 }
 
 // Batch is what one Lookup asks. Lists that are written have their length before.
@@ -54,6 +52,8 @@ type Misses struct {
 	Slots []uint32 // into which the entries are to be brought
 	From  []uint32 // where they lie, in entries; None: behind what 32 bits can count
 	Place []uint32 // in Batch.Entries: the first that asked for it
+
+	used []uint16 // by group of a set, for C: 0 before and behind
 }
 
 // New makes a table in which nothing is. slots, of one set, is rounded up to whole groups,
@@ -65,8 +65,7 @@ func New(sets, slots int) (*Table, error) {
 			SlotsMax, driver.ErrBounds)
 	}
 	t := &Table{make([]uint32, uint64(sets)*groups*Ways), make([]uint16, uint64(sets)*groups*Ways),
-		make([]uint8, uint64(sets)*groups), make([]uint16, sets), ^uint64(0)/groups + 1,
-		uint32(groups)}
+		make([]uint8, uint64(sets)*groups), make([]uint16, sets), uint32(groups)}
 	for i := range t.tags {
 		t.tags[i] = None
 	}
@@ -104,7 +103,7 @@ func (t *Table) Forget(slots []uint32) {
 func (t *Table) Has(slot, entry uint32) bool { return t.tags[slot] == entry }
 
 // Lookup finds the entries of a batch, and gives those that are nowhere the slots of others that
-// have not been used for longest, and were not used by this Lookup. It does not allocate once the
+// have not been used for longest, and that it does not ask for. It does not allocate once the
 // lists of m are long enough. A batch that is not as it must be, or an entry behind its set's
 // blocks, is driver.ErrBounds, and nothing has changed.
 func (t *Table) Lookup(b *Batch, m *Misses) error { return t.lookup(b, m, lookupBest) }
@@ -121,6 +120,9 @@ func (t *Table) lookup(b *Batch, m *Misses, by func(*Table, *Batch, *Misses) int
 			*list = make([]uint32, n)
 		}
 		*list = (*list)[:n]
+	}
+	if len(m.used) < int(t.groups) {
+		m.used = make([]uint16, t.groups)
 	}
 	count := by(t, b, m)
 	if count < 0 {
@@ -176,26 +178,34 @@ func walk(t *Table, b *Batch, m *Misses) (count int) {
 			clear(stamps[:t.groups*Ways])
 			t.clocks[set] = 1
 		}
-		clock := t.clocks[set]
-		for i := at * n; i < (at+1)*n; i++ {
+		clock, missed := t.clocks[set], m.Place[count:count]
+		for i := at * n; i < (at+1)*n; i++ { // what is there does not go for what is not
 			entry := b.Entries[i]
 			if entry == None {
 				b.Slots[i] = None
 				continue
 			}
-			first := t.home(entry)
-			slot := t.find(tags, beyond, entry, first)
+			slot := t.find(tags, beyond, entry)
 			if slot == None {
-				slot = t.place(tags, stamps, beyond, entry, first, clock)
+				missed = append(missed, uint32(i))
+				continue
+			}
+			stamps[slot] = clock
+			b.Slots[i] = set*t.groups*Ways + slot
+		}
+		for _, i := range missed {
+			entry := b.Entries[i]
+			slot := t.find(tags, beyond, entry)
+			if slot == None { // else the batch has asked for it twice
+				slot = t.place(tags, stamps, beyond, entry, clock)
 				m.Slots[count] = set*t.groups*Ways + slot
 				m.From[count] = None
 				if block := blocks[entry>>b.Shift]; block <= None>>b.Shift {
 					m.From[count] = block<<b.Shift | entry&(1<<b.Shift-1)
 				}
-				m.Place[count] = uint32(i)
+				m.Place[count] = i
 				count++
 			}
-			stamps[slot] = clock
 			b.Slots[i] = set*t.groups*Ways + slot
 		}
 		b.Counts[at] = uint32(count - before)
@@ -203,16 +213,9 @@ func walk(t *Table, b *Batch, m *Misses) (count int) {
 	return count
 }
 
-// home returns the group in which an entry is looked for first. Neighbours have different ones.
+// home returns the group in which an entry is looked for first. Neighbours are spread evenly.
 func (t *Table) home(entry uint32) uint32 {
-	high, _ := bits.Mul64(t.inverse, uint64(entry))
-	q := uint32(high) // entry / groups
-	turn := uint32(uint64(q*0x9e3779b1) * uint64(t.groups) >> 32)
-	g := entry - q*t.groups + turn
-	if g >= t.groups {
-		g -= t.groups
-	}
-	return g
+	return uint32(uint64(entry*0x9e3779b1) * uint64(t.groups) >> 32)
 }
 
 func (t *Table) next(g uint32) uint32 {
@@ -222,8 +225,8 @@ func (t *Table) next(g uint32) uint32 {
 	return g + 1
 }
 
-func (t *Table) find(tags []uint32, beyond []uint8, entry, first uint32) (slot uint32) {
-	g := first
+func (t *Table) find(tags []uint32, beyond []uint8, entry uint32) (slot uint32) {
+	g := t.home(entry)
 	for range t.groups {
 		for way := range uint32(Ways) {
 			if tags[g*Ways+way] == entry {
@@ -240,8 +243,9 @@ func (t *Table) find(tags []uint32, beyond []uint8, entry, first uint32) (slot u
 
 // place gives an entry that is nowhere a slot: an empty one, or the oldest of the first group that
 // has one which was not used at this tick.
-func (t *Table) place(tags []uint32, stamps []uint16, beyond []uint8, entry, first uint32,
+func (t *Table) place(tags []uint32, stamps []uint16, beyond []uint8, entry uint32,
 	clock uint16) (slot uint32) {
+	first := t.home(entry)
 	g := first
 	for {
 		way, age := uint32(Ways), uint16(0)
@@ -263,7 +267,7 @@ func (t *Table) place(tags []uint32, stamps []uint16, beyond []uint8, entry, fir
 	if tags[slot] != None {
 		t.leave(beyond, tags[slot], g)
 	}
-	tags[slot] = entry
+	tags[slot], stamps[slot] = entry, clock
 	for ; first != g; first = t.next(first) {
 		if beyond[first] != 255 {
 			beyond[first]++

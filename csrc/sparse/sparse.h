@@ -18,14 +18,14 @@ struct sl_sparse_table {
 	uint16_t *stamps; /* by set, group and way: the set's clock when it was used last */
 	uint8_t *beyond;  /* by set and group: entries that went past it; 255: so many or more */
 	uint16_t *clocks; /* by set */
-	uint64_t inverse; /* 2^64 / groups, rounded up; there are at least two */
-	uint32_t groups;  /* of a set */
+	uint32_t groups;  /* of a set, at least two */
 };
 
 struct sl_sparse_misses {
 	uint32_t *slots; /* into which the entries are to be brought */
 	uint32_t *from;	 /* where they lie; NONE: behind what 32 bits can count */
 	uint32_t *place; /* in entries: the first that asked for it */
+	uint16_t *used;	 /* one for each group of a set: 0 before and behind */
 };
 
 struct sl_sparse_batch {
@@ -40,10 +40,10 @@ struct sl_sparse_batch {
 
 /*
  * Looks the entries of each set up, and gives those that are not there the slots of those that have
- * not been used for longest. Entry i lies at blocks[i >> shift] << shift | i & (1 << shift) - 1 of
- * its set; one behind the last block is refused before anything has changed: -1 - its index. The
- * lists of misses have room for all entries, and a set has at least n slots. Returns the number of
- * misses.
+ * not been used for longest, and that it does not ask for. Entry i lies at blocks[i >> shift] <<
+ * shift | i & (1 << shift) - 1 of its set; one behind the last block is refused before anything has
+ * changed: -1 - its index. The lists of misses have room for all entries, and a set has at least n
+ * slots. Returns the number of misses.
  */
 int64_t sl_sparse_lookup(struct sl_sparse_table *t, const struct sl_sparse_batch *b,
 			 const struct sl_sparse_misses *m, int way);

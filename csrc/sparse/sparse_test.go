@@ -314,6 +314,31 @@ func TestOldestGoes(t *testing.T) {
 	require.Len(t, m.Slots, 1, "it was the oldest")
 }
 
+// What a Lookup asks for stays, also where it comes behind what is to be placed, and is the oldest.
+func TestAskedForStays(t *testing.T) {
+	list := ways()
+	list["go"] = walk
+	for name, way := range list {
+		table, err := New(1, 32)
+		require.NoError(t, err)
+		var group []uint32
+		for entry := uint32(0); len(group) < 17; entry++ {
+			if table.home(entry) == 0 {
+				group = append(group, entry)
+			}
+		}
+		var m Misses
+		for _, entry := range group[:16] {
+			require.NoError(t, table.lookup(one(0, entry), &m, way))
+		}
+		b := one(0, group[16], group[0], group[16])
+		require.NoError(t, table.lookup(b, &m, way))
+		require.Equal(t, []uint32{0}, m.Place, name)
+		require.Equal(t, []uint32{1, 0, 1}, b.Slots, name)
+		require.Equal(t, []uint32{1}, b.Counts, name)
+	}
+}
+
 // series makes batches as decode steps do: most entries of a step are those of the step before.
 func series(sets, n, steps int) (list []*Batch) {
 	random := rand.New(rand.NewPCG(3, 3))
@@ -322,20 +347,17 @@ func series(sets, n, steps int) (list []*Batch) {
 	for i := range top {
 		top[i] = random.Uint32N(context)
 	}
+	slots, blocks := make([]uint32, sets*n), make([]uint32, sets*context>>6)
 	for range steps {
-		b := &Batch{Shift: 6, Blocks: make([]uint32, context>>6), Entries: slices.Clone(top),
-			Slots: make([]uint32, sets*n), Counts: make([]uint32, sets)}
+		b := &Batch{Shift: 6, Blocks: blocks, Entries: slices.Clone(top), Slots: slots,
+			Counts: make([]uint32, sets)}
 		for set := range uint32(sets) {
-			b.Sets, b.Starts = append(b.Sets, set), append(b.Starts, 0)
+			b.Sets, b.Starts = append(b.Sets, set), append(b.Starts, set*context>>6)
 			for range n / 10 {
 				top[int(set)*n+random.IntN(n)] = random.Uint32N(context)
 			}
 		}
-		b.Starts = make([]uint32, sets+1)
-		for i := range b.Starts {
-			b.Starts[i] = uint32(i) * uint32(len(b.Blocks))
-		}
-		b.Blocks = slices.Repeat(b.Blocks, sets)
+		b.Starts = append(b.Starts, uint32(len(blocks)))
 		list = append(list, b)
 	}
 	return list
@@ -356,7 +378,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 
 func BenchmarkLookup(b *testing.B) {
 	const sets, n = 160, 2048
-	steps := series(sets, n, 16)
+	steps := series(sets, n, 48) // more entries than slots, so that some go in each step
 	list := ways()
 	list["go"] = walk
 	for _, name := range slices.Sorted(maps.Keys(list)) {

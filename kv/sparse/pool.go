@@ -43,12 +43,13 @@ type Config struct {
 }
 
 // Pool has the slots of many sets. Goroutines may use different sets at a time; a Step is one
-// goroutine's, and a set is in one Step at a time.
+// goroutine's, and a set is in one Step at a time: driver.ErrBusy otherwise.
 type Pool struct {
 	cfg    Config
 	table  *sparse.Table
 	stride uint64
-	broken atomic.Pointer[error] // a transfer whose end is not proved
+	owners []atomic.Pointer[Step] // by set: the step whose misses have not come yet
+	broken atomic.Pointer[error]  // a transfer whose end is not proved
 }
 
 // New makes a pool in which nothing is.
@@ -79,6 +80,7 @@ func New(cfg Config) (*Pool, error) {
 			"the region has %d: %w", p.cfg.Layers, slots, p.stride, cfg.Base, have,
 			driver.ErrBounds)
 	}
+	p.owners = make([]atomic.Pointer[Step], cfg.Sets)
 	return p, nil
 }
 
@@ -97,10 +99,15 @@ func (p *Pool) At(layer int, slot uint32) uint64 {
 	return p.cfg.Base + uint64(layer)*p.layerBytes() + uint64(slot)*p.stride
 }
 
-// Reset empties a set, as when its sequence has ended. No Step that uses it may be under way.
+// Reset empties a set, as when its sequence has ended. While a step has missed entries of it that
+// have not come it is driver.ErrBusy.
 func (p *Pool) Reset(set uint32) error {
 	if uint64(set) >= uint64(p.cfg.Sets) {
 		return fmt.Errorf("reset set %d of %d: %w", set, p.cfg.Sets, driver.ErrBounds)
+	}
+	if p.owners[set].Load() != nil {
+		return fmt.Errorf("reset set %d: a step has missed entries of it: Wait for that one, or "+
+			"close it: %w", set, driver.ErrBusy)
 	}
 	p.table.Reset(set)
 	return nil
@@ -118,6 +125,7 @@ type Step struct {
 	write    *engine.Transfer
 	underWay *engine.Transfer // nil: none
 	owed     bool             // the slots of Misses have not got their bytes
+	sets     []uint32         // whose owner it is
 }
 
 // NewStep makes a step whose entries lie in a region of a peer, stride bytes apart; engine.Self is
@@ -150,7 +158,11 @@ func (s *Step) Lookup() error {
 	if s.owed {
 		s.forget()
 	}
-	return s.lookup()
+	err := s.lookup()
+	if !s.owed {
+		s.release()
+	}
+	return err
 }
 
 func (s *Step) check() error {
@@ -165,9 +177,37 @@ func (s *Step) check() error {
 }
 
 func (s *Step) lookup() error {
+	if err := s.take(); err != nil {
+		s.Misses.Slots, s.owed = s.Misses.Slots[:0], false
+		return err
+	}
 	err := s.pool.table.Lookup(&s.Batch, &s.Misses)
 	s.owed = len(s.Misses.Slots) > 0
 	return err
+}
+
+// take has the sets of the batch be this step's until release.
+func (s *Step) take() error {
+	for _, set := range s.Batch.Sets {
+		if uint64(set) >= uint64(len(s.pool.owners)) {
+			return nil // the table says so
+		}
+		owner := &s.pool.owners[set]
+		if owner.CompareAndSwap(nil, s) {
+			s.sets = append(s.sets, set)
+		} else if owner.Load() != s {
+			return fmt.Errorf("look up set %d: what another step has missed of it has not come: "+
+				"Wait for that one first: %w", set, driver.ErrBusy)
+		}
+	}
+	return nil
+}
+
+func (s *Step) release() {
+	for _, set := range s.sets {
+		s.pool.owners[set].Store(nil)
+	}
+	s.sets = s.sets[:0]
 }
 
 // Fetch begins to bring what Lookup or Warm missed, for each of the first len(bases) layers: entry
@@ -221,6 +261,11 @@ func (s *Step) Done() <-chan struct{} {
 	return s.underWay.Completed()
 }
 
+// OnDone has f called when what Fetch or Store begins from then on has ended, for a program that
+// serves many steps from one place; engine.Transfer.OnDone says what f may do. driver.ErrBusy while
+// something is under way.
+func (s *Step) OnDone(f func()) error { return errors.Join(s.read.OnDone(f), s.write.OnDone(f)) }
+
 // Wait returns when what Fetch or Store began has ended, copying along where it can; at once if
 // nothing is under way. Behind an error the pool has none of the entries. That of ctx alone leaves
 // the transfer under way, for another Wait or for Abort.
@@ -264,6 +309,7 @@ func (s *Step) end(ctx context.Context) error {
 	err := t.Err()
 	if err == nil {
 		s.owed = false
+		s.release()
 		return nil
 	}
 	proof := t.Abort(ctx) // it has ended: this asks how
@@ -281,6 +327,7 @@ func (s *Step) end(ctx context.Context) error {
 func (s *Step) forget() {
 	s.pool.table.Forget(s.Misses.Slots)
 	s.Misses.Slots, s.owed = s.Misses.Slots[:0], false
+	s.release()
 }
 
 // Warm looks up one window behind the other, each as long as Batch.Slots: the top-k of the last
@@ -301,6 +348,7 @@ func (s *Step) Warm(windows ...[]uint32) error {
 			for _, a := range all {
 				s.pool.table.Forget([]uint32{a.slot})
 			}
+			s.release()
 			return err
 		}
 		for i, slot := range s.Misses.Slots {
@@ -316,7 +364,9 @@ func (s *Step) Warm(windows ...[]uint32) error {
 			m.Slots, m.From = append(m.Slots, a.slot), append(m.From, a.from)
 		}
 	}
-	s.owed = len(m.Slots) > 0
+	if s.owed = len(m.Slots) > 0; !s.owed {
+		s.release()
+	}
 	return nil
 }
 

@@ -170,6 +170,8 @@ func TestSteps(t *testing.T) {
 func TestStore(t *testing.T) {
 	n := openNode(t, Config{Entry: 656, Sets: 2, Slots: 64}, nil)
 	n.ask([]uint32{7, 9})
+	ended := make(chan struct{}, 2)
+	require.NoError(t, n.step.OnDone(func() { ended <- struct{}{} }))
 	require.NoError(t, n.step.Lookup())
 	for i, slot := range n.step.Misses.Slots {
 		at := n.At(0, slot)
@@ -177,6 +179,7 @@ func TestStore(t *testing.T) {
 	}
 	require.NoError(t, n.step.Store(0))
 	require.NoError(t, n.step.Wait(t.Context()))
+	<-ended
 	require.NotEmpty(t, n.step.Misses.Slots)
 	n.check(t)
 	require.Equal(t, bytes.Repeat([]byte{0xa1}, 656), n.entry(0, n.step.Misses.From[1]))
@@ -287,6 +290,40 @@ func TestNotBrought(t *testing.T) {
 	require.ErrorIs(t, n.step.Fetch(0), driver.ErrBounds)
 	n.ask([]uint32{5, 6, 7, 8})
 	missesAll()
+}
+
+// A set is one step's from a Lookup that misses until what it missed has come, or is forgotten.
+func TestSetOfAnotherStep(t *testing.T) {
+	n := openNode(t, Config{Entry: 656, Sets: 2, Slots: 64}, nil)
+	other, err := n.NewStep(n.peer, n.step.from, allStride, engine.Route{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Close()) }()
+	refused := func() {
+		t.Helper()
+		other.Batch = n.step.Batch
+		require.ErrorIs(t, other.Lookup(), driver.ErrBusy)
+		require.NoError(t, other.Fetch(0), "nothing was missed")
+		require.ErrorIs(t, other.Warm(other.Batch.Entries), driver.ErrBusy)
+		require.ErrorIs(t, n.Reset(1), driver.ErrBusy)
+	}
+	n.ask([]uint32{1, 2, 3, 4})
+	require.NoError(t, n.step.Lookup())
+	refused()
+	require.NoError(t, n.step.Fetch(0))
+	require.NoError(t, n.step.Wait(t.Context()))
+	require.NoError(t, n.Reset(1))
+	require.NoError(t, other.Lookup())
+	require.Len(t, other.Misses.Slots, 2)
+	other.Batch.Sets = other.Batch.Sets[:1] // of one set, all of whose entries are there
+	other.Batch.Starts = other.Batch.Starts[:2]
+	other.Batch.Entries, other.Batch.Slots = other.Batch.Entries[:2], other.Batch.Slots[:2]
+	other.Batch.Counts = other.Batch.Counts[:1]
+	require.NoError(t, other.Lookup())
+	require.NoError(t, n.step.Warm([]uint32{5, 6, 7, 8}, []uint32{5, 6, 7, 8}))
+	refused()
+	require.ErrorIs(t, n.step.Fetch(0, 1), driver.ErrBounds) // forgets them
+	require.NoError(t, n.Reset(1))
+	require.NoError(t, other.Lookup())
 }
 
 // An Abort that cannot prove what the peer does says so, and the pool goes on: its own memory is
