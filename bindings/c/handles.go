@@ -41,6 +41,8 @@ const (
 	kindKVOp
 	kindHandoff
 	kindHandoffRequest
+	kindSparse
+	kindSparseStep
 	kindRing
 	kindRingReader
 	kindRingView
@@ -48,8 +50,8 @@ const (
 
 var kindNames = [...]string{"", "an engine", "a memory", "a region", "a peer", "a remote",
 	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache",
-	"a rank of a hand-over", "a request of a hand-over", "a ring", "a reader of a ring",
-	"a view of a ring"}
+	"a rank of a hand-over", "a request of a hand-over", "a pool",
+	"a step of a pool", "a ring", "a reader of a ring", "a view of a ring"}
 
 // table finds the objects of one kind by their handles. get takes two atomic loads and no lock.
 // Free slots are used again, the one that has been free for the longest time first.
@@ -183,6 +185,8 @@ var (
 	kvOps     = table[kvOp]{kind: kindKVOp}
 	handoffs  = table[groupRank]{kind: kindHandoff}
 	handed    = table[groupRequest]{kind: kindHandoffRequest}
+	pools     = table[sparsePool]{kind: kindSparse}
+	steps     = table[sparseStep]{kind: kindSparseStep}
 	rings     = table[ring.Writer]{kind: kindRing}
 	readers   = table[ring.Reader]{kind: kindRingReader}
 	views     = table[ring.View]{kind: kindRingView}

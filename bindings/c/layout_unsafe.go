@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/sparse"
 )
 
 // goLayout is what Go makes of the structs that it reads in place, as the C compiler
@@ -40,6 +41,8 @@ func goLayout() map[string]string {
 		"sluice_ring_config":          C.struct_sluice_ring_config{},
 		"sluice_ring_handle":          C.struct_sluice_ring_handle{},
 		"sluice_ring_part":            C.struct_sluice_ring_part{},
+		"sluice_sparse_config":        C.struct_sluice_sparse_config{},
+		"sluice_sparse_batch":         C.struct_sluice_sparse_batch{},
 	} {
 		s := reflect.TypeOf(v)
 		list[name] = fmt.Sprint(s.Size())
@@ -64,6 +67,7 @@ func goLayout() map[string]string {
 	list["SLUICE_KV_IN_MEMORY"] = fmt.Sprint(int(cache.InMemory))
 	list["SLUICE_KV_ON_DISK"] = fmt.Sprint(int(cache.OnDisk))
 	list["SLUICE_KV_COMING"] = fmt.Sprint(int(cache.Coming))
+	list["SLUICE_SPARSE_NONE"] = fmt.Sprint(sparse.None)
 	list["SLUICE_ABI_VERSION"] = fmt.Sprint(C.SLUICE_ABI_VERSION)
 	return list
 }

@@ -197,6 +197,10 @@ func (e *openEngine) close() error {
 	err := errors.Join(cached, handed, e.Engine.Close())
 	listeners.dropAll(func(l *listener) bool { return l.of == e })
 	transfers.dropAll(func(t *transfer) bool { return t.of == e })
+	for _, s := range steps.dropAll(func(s *sparseStep) bool { return s.pool.of == e }) {
+		s.closeWake()
+	}
+	pools.dropAll(func(p *sparsePool) bool { return p.of == e })
 	leases.dropAll(func(l *lease) bool { return l.of == e })
 	remotes.dropAll(func(r *remote) bool { return r.of.of == e })
 	peers.dropAll(func(p *peer) bool { return p.of == e })

@@ -21,7 +21,7 @@ func TestPrograms(t *testing.T) {
 	for _, source := range []string{
 		"hello.c", "misuse.c", "fds.c", "endings.c", "threads.c", "forks.c", "raii.cpp",
 		"unproven.cpp", "exits.c", "kv.c", "handoff.c",
-		"ring.c",
+		"ring.c", "sparse.c",
 	} {
 		t.Run(source, func(t *testing.T) { run(t, compile(t, source, sanitizers...)) })
 	}

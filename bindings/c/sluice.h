@@ -13,9 +13,9 @@
  *
  * Threads. Any thread may call anything at any time, also threads that the program
  * made itself, with one exception: add, add_pages, add_pattern, message, count, watch, post, reset
- * and close of one transfer belong to one thread at a time; a second one gets SLUICE_ERR_BUSY. No
- * function calls back into the program. Only those that take a timeout wait; SLUICE_FOREVER waits
- * without one and 0 not at all.
+ * and close of one transfer belong to one thread at a time, as do the calls of one
+ * sluice_sparse_step; a second one gets SLUICE_ERR_BUSY. No function calls back into the program.
+ * Only those that take a timeout wait; SLUICE_FOREVER waits without one and 0 not at all.
  *
  * Memory. Arguments are read during the call and not kept, except: registered memory,
  * until the region is closed; index lists of pages and patterns, until the transfer is
@@ -1085,6 +1085,119 @@ int sluice_ring_view_close(sluice_ring_view view);
 
 /* Leaves. SLUICE_ERR_BUSY while views are open, and nothing has changed. */
 int sluice_ring_leave(sluice_ring_reader reader);
+
+/* ---- entries that sparse attention asks for ---- */
+
+/*
+ * A pool has the entries of a KV cache that sparse attention asks for in few slots near the card;
+ * all of them lie in memory that has room for all. docs/sparse.md has the why. A set is a sequence
+ * and a layer, or a few layers that share their top-k; its entries are numbered from 0 on.
+ */
+typedef uint64_t sluice_sparse;
+typedef uint64_t sluice_sparse_step; /* a lookup, and the transfer of what it missed */
+
+/* No entry, as in a list that is not full, and the slot of it. */
+#define SLUICE_SPARSE_NONE UINT32_MAX
+
+struct sluice_sparse_config {
+	uint32_t size;
+	uint32_t layers; /* that share a lookup, each with slots of its own; 1 */
+	sluice_region region; /* of the slots */
+	uint64_t base; /* bytes in region: of the first slot */
+	uint64_t entry; /* bytes: 656, 584, 576, 132, any multiple of 4 */
+	uint64_t stride; /* bytes from one slot to the next; entry */
+	uint32_t sets;
+	uint32_t slots; /* of a set; rounded up to 16, at least 32 */
+};
+
+/*
+ * Makes a pool in which nothing is. *slots is how many slots a set has. Slot s, counted over all
+ * sets, lies at base + (layer * sets * *slots + s) * stride.
+ */
+int sluice_sparse_open(const struct sluice_sparse_config *config, sluice_sparse *pool,
+		       uint32_t *slots);
+
+/*
+ * Empties a set, as when its sequence has ended. SLUICE_ERR_BUSY while a step has missed entries of
+ * it that have not come.
+ */
+int sluice_sparse_reset(sluice_sparse pool, uint32_t set);
+
+/* SLUICE_ERR_BUSY while it has steps. */
+int sluice_sparse_close(sluice_sparse pool);
+
+/*
+ * A step, which is used again and again: all entries lie in remote, stride bytes apart (0: as long
+ * as an entry). Route may be NULL. Its calls belong to one thread at a time; a second one gets
+ * SLUICE_ERR_BUSY.
+ */
+int sluice_sparse_step_new(sluice_sparse pool, sluice_remote remote, uint64_t stride,
+			   const struct sluice_route *route, sluice_sparse_step *step);
+
+struct sluice_sparse_batch {
+	uint32_t size;
+	uint32_t sets_count;
+	uint32_t entries_count; /* of each set; no more than its slots */
+	uint32_t shift; /* a block has 1 << shift entries */
+	const uint32_t *sets; /* in ascending order */
+	const uint32_t *entries; /* entries_count for each set */
+	/* by entry >> shift; set i has those from starts[i] to starts[i+1], of sets_count + 1 */
+	const uint32_t *blocks;
+	const uint32_t *starts;
+	uint32_t *slots; /* written: one for each entry */
+	uint32_t *missed; /* written: indices in entries, with room for all of them */
+	uint32_t *counts; /* written: how many of missed are of each set; NULL: not wanted */
+};
+
+/*
+ * Finds the slots of entries, and gives those that are in none the slots of others that have not
+ * been asked for longest: they are the *count of missed, each once. Until fetch or store, and wait,
+ * have returned SLUICE_OK, their slots have other bytes, and the sets are this step's
+ * (SLUICE_ERR_BUSY for others). What was not brought by the next lookup is missed again. Nothing
+ * has changed after SLUICE_ERR_BOUNDS.
+ */
+int sluice_sparse_lookup(sluice_sparse_step step, const struct sluice_sparse_batch *batch,
+			 size_t *count);
+
+/*
+ * Looks up one window behind the other, the top-k of the last queries of a prefill: entries has
+ * entries_count for each set of the first window, then of the second. What of them is in the pool
+ * then is to be brought by one fetch: *count entries. missed may be NULL; it is not written.
+ */
+int sluice_sparse_warm(sluice_sparse_step step, const struct sluice_sparse_batch *batch,
+		       size_t windows, size_t *count);
+
+/*
+ * Starts to bring what lookup or warm has missed, for each of the first count layers: entry e of
+ * block b lies at its base + (b << shift | e & (1 << shift) - 1) * stride of the remote. It returns
+ * at once. After an error of it or of sluice_sparse_wait the pool has none of these entries.
+ */
+int sluice_sparse_fetch(sluice_sparse_step step, const uint64_t *bases, size_t count);
+
+/* The other way: for new entries, whose bytes the program has put into the slots of missed. */
+int sluice_sparse_store(sluice_sparse_step step, const uint64_t *bases, size_t count);
+
+/*
+ * A descriptor that is readable once what fetch or store has begun has ended, until the next of
+ * them. It may be readable for nothing. For poll and epoll: do not read or close it. Ask for it
+ * while nothing is under way: SLUICE_ERR_BUSY.
+ */
+int sluice_sparse_fd(sluice_sparse_step step, int *fd);
+
+/*
+ * Waits for the end of fetch or store, copying along where that helps; SLUICE_OK at once where
+ * neither was called. SLUICE_PENDING: the timeout ended the wait alone.
+ */
+int sluice_sparse_wait(sluice_sparse_step step, int64_t timeout_ns);
+
+/*
+ * Ends fetch or store. On SLUICE_OK no byte of it lands any more, on either side, and the pool has
+ * none of its entries. SLUICE_PENDING: that is not proved within the timeout, call again.
+ */
+int sluice_sparse_abort(sluice_sparse_step step, int64_t timeout_ns);
+
+/* SLUICE_ERR_BUSY while a fetch or store is under way: wait or abort first. */
+int sluice_sparse_step_close(sluice_sparse_step step);
 
 /* ---- why ---- */
 

@@ -56,12 +56,11 @@ func slgoTransferNew(h C.uint64_t, op C.uint32_t, route *C.struct_sluice_route, 
 	if op != C.SLUICE_READ && op != C.SLUICE_WRITE {
 		return answer(f, argument("op is %d: there are SLUICE_READ and SLUICE_WRITE", op))
 	}
-	if route.flags&^C.SLUICE_DURABLE != 0 {
-		return answer(f, argument("sluice_route.flags is %#x: there is SLUICE_DURABLE",
-			route.flags))
+	by, err := routeOf(route)
+	if err != nil {
+		return answer(f, err)
 	}
-	t, by := &transfer{of: p.of}, engine.Route{Only: C.GoString(route.only),
-		Durable: route.flags&C.SLUICE_DURABLE != 0}
+	t := &transfer{of: p.of}
 	if t.t, err = p.of.NewTransfer(p.p, engine.Op(op), by); err != nil {
 		return answer(f, err)
 	}
@@ -70,6 +69,15 @@ func slgoTransferNew(h C.uint64_t, op C.uint32_t, route *C.struct_sluice_route, 
 	}
 	*out = C.uint64_t(t.handle)
 	return C.SLUICE_OK
+}
+
+func routeOf(route *C.struct_sluice_route) (engine.Route, error) {
+	if route.flags&^C.SLUICE_DURABLE != 0 {
+		return engine.Route{}, argument("sluice_route.flags is %#x: there is SLUICE_DURABLE",
+			route.flags)
+	}
+	return engine.Route{Only: C.GoString(route.only),
+		Durable: route.flags&C.SLUICE_DURABLE != 0}, nil
 }
 
 // pair finds the region and the remote of a copy that is added.

@@ -15,6 +15,7 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/ring"
+	"github.com/sluicehq/sluice/kv/sparse"
 )
 
 // plainText returns the text of an error for programs in C and Python. They know neither the names
@@ -109,7 +110,7 @@ func configFields() map[string]string {
 	names := byname.Fields()
 	for _, config := range []reflect.Type{reflect.TypeFor[engine.Config](),
 		reflect.TypeFor[cache.Config](), reflect.TypeFor[handoff.Limits](),
-		reflect.TypeFor[ring.Config]()} {
+		reflect.TypeFor[ring.Config](), reflect.TypeFor[sparse.Config]()} {
 		for _, f := range reflect.VisibleFields(config) {
 			names[f.Name] = byname.OptionName(f.Name)
 		}

@@ -115,6 +115,18 @@ int main(void)
 	    AT(sluice_ring_handle, reserved);
 	SIZE(sluice_ring_part);
 	AT(sluice_ring_part, bytes), AT(sluice_ring_part, length);
+	SIZE(sluice_sparse_config);
+	AT(sluice_sparse_config, size), AT(sluice_sparse_config, layers),
+	    AT(sluice_sparse_config, region), AT(sluice_sparse_config, base);
+	AT(sluice_sparse_config, entry), AT(sluice_sparse_config, stride),
+	    AT(sluice_sparse_config, sets), AT(sluice_sparse_config, slots);
+	SIZE(sluice_sparse_batch);
+	AT(sluice_sparse_batch, size), AT(sluice_sparse_batch, sets_count),
+	    AT(sluice_sparse_batch, entries_count), AT(sluice_sparse_batch, shift);
+	AT(sluice_sparse_batch, sets), AT(sluice_sparse_batch, entries),
+	    AT(sluice_sparse_batch, blocks), AT(sluice_sparse_batch, starts);
+	AT(sluice_sparse_batch, slots), AT(sluice_sparse_batch, missed),
+	    AT(sluice_sparse_batch, counts);
 	VALUE(SLUICE_OK), VALUE(SLUICE_PENDING), VALUE(SLUICE_ERR_HANDLE),
 	VALUE(SLUICE_ERR_ARGUMENT), VALUE(SLUICE_ERR_FORK);
 	VALUE(SLUICE_ERR_SPACE), VALUE(SLUICE_ERR_SYSTEM), VALUE(SLUICE_ERR_CLOSED),
@@ -144,6 +156,6 @@ int main(void)
 	VALUE(SLUICE_KV_SESSION_END), VALUE(SLUICE_KV_RETAIN), VALUE(SLUICE_KV_RELEASE),
 	VALUE(SLUICE_KV_DEMOTE), VALUE(SLUICE_KV_PREFETCH);
 	VALUE(SLUICE_HANDOFF_SENDER), VALUE(SLUICE_HANDOFF_RECEIVER), VALUE(SLUICE_HANDOFF_PLAN_MAX),
-	VALUE(SLUICE_RING_SUMS);
+	VALUE(SLUICE_RING_SUMS), VALUE(SLUICE_SPARSE_NONE);
 	return 0;
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,8 @@ def test_nixl_switch() -> None:
 def test_images() -> None:
     assert run(str(EXAMPLES / "images.py")) == (
         "4 workers saw 8 images that were put 8 times\n")
+
+
+def test_attention() -> None:
+    assert re.fullmatch(r"24 steps of 2 sequences, the same to the bit; moved [1-9]%\n",
+                        run(str(EXAMPLES / "attention.py")))

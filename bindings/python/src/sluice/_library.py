@@ -26,6 +26,7 @@ READ, WRITE = 1, 2
 DURABLE = 1
 SENDER, RECEIVER = 1, 2
 RING_SUMS = 1
+SPARSE_NONE = 0xFFFFFFFF
 TEXT, JSON = 1, 2
 
 
@@ -266,6 +267,35 @@ class RingPart(ctypes.Structure):
     _fields_ = [("bytes", c_void_p), ("length", c_uint64)]
 
 
+class SparseConfig(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("layers", c_uint32),
+        ("region", c_uint64),
+        ("base", c_uint64),
+        ("entry", c_uint64),
+        ("stride", c_uint64),
+        ("sets", c_uint32),
+        ("slots", c_uint32),
+    ]
+
+
+class SparseBatch(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("sets_count", c_uint32),
+        ("entries_count", c_uint32),
+        ("shift", c_uint32),
+        ("sets", c_void_p),
+        ("entries", c_void_p),
+        ("blocks", c_void_p),
+        ("starts", c_void_p),
+        ("slots", c_void_p),
+        ("missed", c_void_p),
+        ("counts", c_void_p),
+    ]
+
+
 STRUCTS = {
     "sluice_backend": Backend,
     "sluice_config": Config,
@@ -292,6 +322,8 @@ STRUCTS = {
     "sluice_ring_config": RingConfig,
     "sluice_ring_handle": RingHandle,
     "sluice_ring_part": RingPart,
+    "sluice_sparse_config": SparseConfig,
+    "sluice_sparse_batch": SparseBatch,
 }
 
 _HANDLE, _OUT = c_uint64, POINTER(c_uint64)
@@ -401,6 +433,18 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "ring_verify": [_HANDLE],
     "ring_view_close": [_HANDLE],
     "ring_leave": [_HANDLE],
+    "sparse_open": [POINTER(SparseConfig), _OUT, POINTER(c_uint32)],
+    "sparse_reset": [_HANDLE, c_uint32],
+    "sparse_close": [_HANDLE],
+    "sparse_step_new": [_HANDLE, _HANDLE, c_uint64, POINTER(Route), _OUT],
+    "sparse_lookup": [_HANDLE, POINTER(SparseBatch), _SIZE_OUT],
+    "sparse_warm": [_HANDLE, POINTER(SparseBatch), c_size_t, _SIZE_OUT],
+    "sparse_fetch": [_HANDLE, POINTER(c_uint64), c_size_t],
+    "sparse_store": [_HANDLE, POINTER(c_uint64), c_size_t],
+    "sparse_fd": [_HANDLE, POINTER(c_int)],
+    "sparse_wait": [_HANDLE, c_int64],
+    "sparse_abort": [_HANDLE, c_int64],
+    "sparse_step_close": [_HANDLE],
     "explain": [_HANDLE, _HANDLE, _HANDLE, c_uint32, c_void_p, c_size_t, _SIZE_OUT],
 }
 
