@@ -189,6 +189,7 @@ func Participants(lane Lane, s Setup) (list []Participant) {
 	}
 	switch lane {
 	case Process:
+		blind(ours("sparse", "sparse"))
 		alone(yardstick("memcpy", "memcpy"))
 		alone(yardstick("memcpy-huge", "memcpy", "huge"))
 	case Host:

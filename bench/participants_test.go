@@ -19,7 +19,7 @@ func TestParticipantsOfEachLane(t *testing.T) {
 			return peer + "/python"
 		}}
 	for lane, want := range map[Lane][]string{
-		Process: {"sluice-mem", "memcpy", "memcpy-huge"},
+		Process: {"sluice-mem", "sluice-sparse", "memcpy", "memcpy-huge"},
 		Host: {"sluice-shm", "sluice-foreign", "sluice-python", "sluice-nixl", "nixl",
 			"nixl-polled", "mooncake", "memcpy", "memcpy-huge", "sockets",
 			"ucx_perftest"},

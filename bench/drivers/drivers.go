@@ -6,6 +6,7 @@
 //
 //	engine BACKEND... [foreign] [only=BACKEND] [dir=DIR]  ours, but for lane weights
 //	memcpy [huge]                                         lanes process, host and gpu
+//	sparse                                                a pool of entries on lane process
 //	sockets [CONNECTIONS]                                 lanes host and tcp
 //	perftest                                              ucx_perftest on host and tcp; rdma
 //	file DIR                                              keeps the file of lane file
@@ -47,6 +48,7 @@ var byName = map[string]func(args []string) (end, error){
 	"pread":        plain[preadEnd],
 	"redis":        plain[redisEnd],
 	"sockets":      newSockets,
+	"sparse":       newSparse,
 	"weights":      newWeights("ours"),
 	"weights-fio":  newWeights("fio"),
 	"weights-mmap": newWeights("mmap"),

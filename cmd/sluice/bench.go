@@ -44,7 +44,8 @@ is a row with the reason. An interrupt prints the rows that were measured.
 
 A lane is what lies between the two memories:
 
-  process   two memories of one process (mem), beside memcpy
+  process   two memories of one process (mem), beside memcpy; sluice-sparse is a pool of hot
+            entries, in which a match is a lookup
   host      two processes of this host (shm), beside memcpy
   tcp       the loopback (tcp without TLS unless it has options, ucx), beside bare sockets
   rdma      a NIC to itself (rdma), beside perftest
