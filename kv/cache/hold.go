@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // holds are the state of Pins, which keep blocks in memory, and of Retain hints, which keep them in
@@ -169,11 +170,25 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 		return nil, fmt.Errorf("pin: %w", err)
 	}
 	n.use(keys)
-	n.bring(ctx, op, keys, sizes, p.held, func(k int) {
+	resize := func(before, size uint32) error {
+		more := (int64(granules(uint64(size))) - int64(granules(uint64(before)))) * granule
+		if more > 0 {
+			if err := c.reserveHold(n.id, more); err != nil {
+				return err
+			}
+		} else {
+			c.endHold(n.id, -more)
+		}
+		p.bytes += more
+		return nil
+	}
+	n.bring(ctx, op, keys, sizes, p.held, resize, func(k int) {
 		i := p.held[k]
 		if !c.verify(i) {
 			op.outcomes[k] = Damaged
-			c.condemn(i)
+			if c.condemn(i) {
+				op.outcomes[k] = Undone
+			}
 			c.unpin(i)
 			p.held[k] = none
 			return
@@ -283,10 +298,22 @@ func (n *Namespace) use(keys []Key) {
 }
 
 // bring pins blocks and reads those from the disks that are on them alone, a batch of one length at
-// a time; those of size 0 are Missing. held has their entries then, none for blocks that
-// are not there, whose outcomes say why. ready is called for each that is.
+// a time; those of size 0 are Missing. held has their entries then, none for blocks that are not
+// there, whose outcomes say why. ready is called for each that is. One that goes before is looked
+// for anew, as another may have taken its place; of another size if resize says nil.
 func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held []uint32,
-	ready func(k int)) {
+	resize func(before, size uint32) error, ready func(k int)) {
+	part := func(k, end int) {
+		testpoint.At("cache: sized")
+		n.pin(op, keys, held, k, end, sizes[k])
+		testpoint.At("cache: held")
+		n.c.swapIn(ctx, op, held, k, end, sizes[k], nil)
+		for ; k < end; k++ {
+			if held[k] != none {
+				ready(k)
+			}
+		}
+	}
 	for k := 0; k < len(keys); {
 		size, end := sizes[k], k+1
 		if size == 0 {
@@ -297,16 +324,35 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 		for end < len(keys) && sizes[end] == size && end-k < n.c.batchOf(size) {
 			end++
 		}
-		n.pin(op, keys, held, k, end, size)
-		n.c.swapIn(ctx, op, held, k, end, size, nil)
+		part(k, end)
 		for ; k < end; k++ {
-			if held[k] != none {
-				ready(k)
-			} else if op.outcomes[k] == Undone {
+			for try := 0; try < triesMax && n.anew(op, keys, sizes, k, resize); try++ {
+				part(k, k+1)
+			}
+			if op.outcomes[k] == Undone {
 				op.outcomes[k] = Missing
 			}
 		}
 	}
+}
+
+// anew reports whether the key of a block that went before it was read has one again.
+func (n *Namespace) anew(op *Op, keys []Key, sizes []uint32, k int,
+	resize func(before, size uint32) error) bool {
+	if o := op.outcomes[k]; o != Undone && o != Unlike {
+		return false
+	}
+	size := n.sizes(keys[k : k+1])[0]
+	op.outcomes[k] = Undone
+	if size == 0 {
+		return false
+	}
+	if err := resize(sizes[k], size); err != nil {
+		op.outcomes[k] = NoRoom
+		return false
+	}
+	sizes[k] = size
+	return true
 }
 
 // Prefetch reads blocks from the disks into memory, for a Load to come, one Prefetch at a time. It
@@ -380,7 +426,8 @@ func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
 	}
 	// Keep the first ones until the last have come: these would take their room, as none is used.
 	held := make([]uint32, end)
-	n.bring(ctx, op, keys[:end], sizes[:end], held, func(k int) {
+	resize := func(_, _ uint32) error { return nil } // some more than a quarter
+	n.bring(ctx, op, keys[:end], sizes[:end], held, resize, func(k int) {
 		if op.outcomes[k] = Done; found[k]&InMemory != 0 {
 			c.unpin(held[k])
 			held[k] = none

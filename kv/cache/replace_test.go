@@ -145,6 +145,70 @@ func TestReplaceBesideLoad(t *testing.T) {
 	require.Zero(t, n.version(t, key, 128, blockBytes))
 }
 
+// TestReplaceBesidePin: a Pin or a Prefetch that has found a block and not read it yet ends with
+// the one that takes its place, also of another length, within the budget of Pins.
+func TestReplaceBesidePin(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 1024)(c)
+		c.Policy = LRU
+	})
+	require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 2 * blockBytes}))
+	key, version := ids(1, 1)[0], uint64(1)
+	for _, point := range []string{"cache: sized", "cache: held"} {
+		for _, length := range []uint64{blockBytes, 4096, 2 * blockBytes} {
+			for _, pins := range []bool{true, false} {
+				n.replace(t, key, 0, version, blockBytes)
+				n.flood(t, 1000*version) // so that it is on its disk alone
+				n.drained(t)
+				require.Equal(t, OnDisk, n.ns.Match([]Key{key}).Blocks[0])
+				version++
+				stands := testpoint.Stand(t, point)[0]
+				var pin *Pin
+				ended := make(chan error, 1)
+				go func() {
+					if pins {
+						var err error
+						pin, err = n.ns.Pin(t.Context(), []Key{key}, 0)
+						ended <- err
+						return
+					}
+					op := n.ns.Prefetch(t.Context(), []Key{key})
+					err := op.Wait(t.Context())
+					if o := op.Outcomes()[0]; o != Done {
+						err = fmt.Errorf("prefetch: %v, %w", o, err)
+					}
+					ended <- err
+				}()
+				<-stands.Came
+				n.fill(0, version)
+				n.fill(1, version)
+				at := n.at(0, 1)
+				at.Run = length
+				op := n.ns.Replace(t.Context(), []Key{key}, at)
+				require.NoError(t, op.Wait(t.Context()))
+				require.Equal(t, []Outcome{Done}, op.Outcomes())
+				stands.GoOn()
+				require.NoError(t, <-ended)
+				testpoint.Set(nil)
+				if !pins {
+					continue
+				}
+				require.Equal(t, []Outcome{Done}, pin.Outcomes())
+				require.EqualValues(t, length, n.Stats().Held)
+				require.NoError(t, pin.View(func(blocks [][]byte) error {
+					require.Len(t, blocks[0], int(length))
+					require.Equal(t, version, binary.NativeEndian.Uint64(blocks[0]))
+					return nil
+				}))
+				pin.Close()
+				<-pin.Done()
+				require.Zero(t, n.Stats().Held)
+			}
+		}
+	}
+	n.drained(t)
+}
+
 // find returns the entry of a key.
 func find(n *node, key Key) (entry uint32) {
 	n.index.each(n.ns.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
