@@ -186,6 +186,36 @@ def test_a_transfer_waits_for_one_that_answers_late(apart: Two, monkeypatch: pyt
     h.release()
 
 
+def test_a_range_that_ends_before_its_agent_is_lost(apart: Two,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer that was under way goes by another range once the agent answers."""
+    monkeypatch.setattr("sluice.nixl.meeting._MOMENT", 0.0)
+    connect, let = sluice.Engine.connect, threading.Event()
+
+    def late(self: sluice.Engine, *args: Any) -> Peer:
+        assert let.wait(LIMIT)
+        return connect(self, *args)
+
+    def ended(_: sluice.Transfer) -> bool:
+        raise sluice.RevokedError("the range has ended")
+
+    h = apart.a.initialize_xfer("WRITE", apart.descs(apart.x, (0, N)),
+                                apart.descs(apart.y, (0, N)), "beta")
+    finish(apart.a, h)
+    h._lasted = 0.0  # as if it were under way
+    cut(apart.a)
+    apart.x[:] = 9
+    with monkeypatch.context() as silent:
+        silent.setattr(sluice.Engine, "connect", late)
+        with monkeypatch.context() as revoked:
+            revoked.setattr("sluice.transfer.Transfer.test", ended)
+            assert apart.a.check_xfer_state(h) == apart.a.check_xfer_state(h) == "PROC"
+        let.set()
+        until(lambda: apart.a.check_xfer_state(h) == "DONE")
+    assert (apart.y == 9).all()
+    h.release()
+
+
 @pytest.mark.parametrize("message", [b"", b"with it"])
 @pytest.mark.parametrize("posted", [True, False])
 def test_a_transfer_of_before_two_losses(apart: Two, posted: bool, message: bytes) -> None:

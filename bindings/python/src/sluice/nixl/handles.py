@@ -274,7 +274,11 @@ class nixl_xfer_handle:
                 return "PROC"
         except errors.RevokedError as e:
             began = self._began
-            state = self._start(self._elsewhere(e))
+            try:
+                state = self._start(self._elsewhere(e))
+            except Late:  # the agent is lost by now
+                self._patience = time.monotonic() + SLOW
+                return "PROC"
             self._began = began
             return state
         except errors.Error as e:
