@@ -249,6 +249,66 @@ def test_a_prefill_that_is_preempted(server: Any) -> None:
     assert prefill.scheduler.kv_cache_manager.usage == 0
 
 
+def test_what_is_wanted_too_late(server: Any) -> None:
+    """The prefill says so at once, and the decode computes, whose own limit is far away."""
+    prefill, decode = server("kv_producer"), server("kv_consumer")
+    hasty, text = server("kv_producer", timeout=0.01), prompt(23, 2 * TOKENS)
+
+    def add(one: Handed, n: int) -> None:
+        one.add(str(n), text, 2, kv={"do_remote_decode": True, "sluice_number": n})
+
+    add(prefill, 1)  # its client goes before its prompt is computed
+    prefill.abort("1")
+    prefill.step()
+    add(prefill, 2)
+    prefill.step()
+    assert prefill.scheduler.reset_prefix_cache(reset_running_requests=True)
+    prefill.run()
+    add(prefill, 3)
+    prefill.step()
+    prefill.abort("3")
+    prefill.run()
+    add(hasty, 4)  # it waits for a decode in vain
+    hasty.run()
+    hand_over(prefill, decode, "5", text)
+    given = list(prefill.workers[0]._prefill._refused)[-1]
+    for n, one in ((1, prefill), (2, prefill), (3, prefill), (4, hasty), (given, prefill)):
+        assert decode.ask(f"want {n}", text, 2, kv=one.number(n)) == made.answer(text, 2)
+    for one in prefill, decode, hasty:
+        assert one.scheduler.kv_cache_manager.usage == 0
+
+
+def test_one_rank_has_asked_before(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefill gives a request up that one of two ranks wants: that one hears of it by itself,
+    and the other at the door. It keeps no more numbers than it may.
+    """
+    prefill, decode = server("kv_producer"), server("kv_consumer", ranks=2)
+    hand_over(prefill, decode, "a", prompt(24, TOKENS))
+    side, (first, second) = prefill.workers[0]._prefill, [w._decode for w in decode.workers]
+    later: list[Any] = []
+    second.step = later.append
+    text = prompt(25, 2 * TOKENS)
+    decode.add("b", text, 2, kv=prefill.number(7))
+    decode.step()
+    until(lambda: 7 in side._wants)
+    prefill.add("b", text, 1, kv={"do_remote_decode": True, "sluice_number": 7})
+    prefill.abort("b")
+    prefill.step()
+    assert 7 not in side._wants
+    until(lambda: first._loads["b"][1].result().done)
+    del second.step
+    for step in later:
+        second.step(step)
+    decode.run()
+    assert decode.said("b") == made.answer(text, 2)
+    until(lambda: all(push.done for push in side._refusals))
+    side.ended(set())
+    assert not side._refusals
+    monkeypatch.setattr(vllm_handoff, "WANTS_MAX", 2)
+    side.step(vllm_handoff.StepMetadata(ended=[8, 9, 10]))
+    assert list(side._refused)[-2:] == [9, 10]
+
+
 def test_a_reset_beside_an_abort(server: Any) -> None:
     """vLLM takes the blocks of a request that a decode is about to read, and forgets the request
     before the next step, in which another one computes into them.
@@ -375,6 +435,64 @@ def test_a_door_with_too_many_callers(server: Any, monkeypatch: pytest.MonkeyPat
     assert met.rank.stats()["finished"] == 1
 
 
+def test_decodes_of_many_ranks(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """More of them come to a door than it answers at a time, and none is whole. The limit of each
+    counts from its first rank on.
+    """
+    prefill, decode = server("kv_producer"), server("kv_consumer")
+    side, ranks = prefill.workers[0]._prefill, vllm_handoff.RANKS_MAX
+    assert 2 * (ranks - 1) > _callers.MOST
+
+    def say(op: str, name: str, rank: int, **more: Any) -> dict[str, Any]:
+        return vllm_handoff.ask("127.0.0.1", prefill.port,
+                                {"op": op, "decode": name, "rank": rank, **more}, soon())
+
+    meet = {"ranks": ranks, "told": {"description": "00", "side": "{}"}, "prefill": ["{}"]}
+    for k in range(ranks - 1):
+        for name in "xy":
+            assert say("meet", name, k, **meet) == say("met", name, k) == {}
+    hand_over(prefill, decode, "a", prompt(26, TOKENS))
+    side._met["x"].until = time.monotonic() - 1
+    with pytest.raises(ValueError, match="the log of this prefill"):
+        say("met", "x", 0)
+    assert f"{ranks - 1} of {ranks} ranks came" in caplog.text
+    assert say("meet", "x", 5, **meet) == {}
+    assert set(side._met["x"].told) == {5} and say("met", "y", 0) == {}
+
+
+def test_two_names_of_one_prefill(server: Any) -> None:
+    """They are one group, by whichever name it was met first."""
+    prefill, decode = server("kv_producer", ranks=2), server("kv_consumer")
+    for k, host in enumerate(("localhost", "127.0.0.1", "localhost")):
+        name, text = f"r{k}", prompt(27 + k, TOKENS)
+        first = prefill.ask_only(name, text)
+        decode.add(name, text, 2, kv={**first, "remote_host": host})
+        together(prefill, decode)
+        assert decode.said(name) == made.answer(text, 2)
+    [met] = prefill.workers[0]._prefill._met.values()
+    assert met.rank.stats()["finished"] == 3 and len(decode.workers[0]._decode._known) == 1
+    assert not len(prefill.workers[0]._prefill._closings)
+
+
+def test_no_room_for_a_thread(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is computed then, and a group closed later."""
+    prefill, decode, text = server("kv_producer"), server("kv_consumer"), prompt(30, TOKENS)
+    hand_over(prefill, decode, "a", text)
+    side = decode.workers[0]._decode
+    [future] = side._known.values()
+
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", full)
+        side._forget(future.result())
+        assert decode.ask("b", text, 2, kv=prefill.number(8)) == made.answer(text, 2)
+        assert len(side._closings) == 1 and not side._lanes
+    hand_over(prefill, decode, "c", text)
+    until(lambda: not len(side._closings))
+
+
 def test_no_proof(server: Any, monkeypatch: pytest.MonkeyPatch,
                   caplog: pytest.LogCaptureFixture) -> None:
     """A group that could not be closed is closed again until there is the proof, is said once, and
@@ -384,7 +502,7 @@ def test_no_proof(server: Any, monkeypatch: pytest.MonkeyPatch,
     prefill, decode = server("kv_producer"), server("kv_consumer")
     hand_over(prefill, decode, "a", prompt(18, TOKENS))
     side, proved, tries = decode.workers[0]._decode, threading.Event(), []
-    [[at, future]] = side._known.items()
+    [future] = side._known.values()
     closes = future.result().rank.close
 
     def close() -> None:
@@ -394,7 +512,7 @@ def test_no_proof(server: Any, monkeypatch: pytest.MonkeyPatch,
         closes()
 
     future.result().rank.close = close
-    side._forget(at, future.result())
+    side._forget(future.result())
     until(lambda: len(tries) > 3)
     assert len(side._closings) == 1 and caplog.text.count("somebody may write") == 1
     hand_over(server("kv_producer"), decode, "b", prompt(19, TOKENS))

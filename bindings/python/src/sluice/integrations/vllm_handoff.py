@@ -71,10 +71,11 @@ MEETING = 30.0  # seconds for all ranks of a decode to come to a prefill
 PROOF = 60.0  # seconds for the proof that blocks which are to be used again are free
 AGAIN = 1.0  # seconds until a group that was closed without that proof is closed again
 WORD_MAX = 16 << 20  # bytes of what is said at a door
-RANKS_MAX = 64  # of a server: a door answers so many at once
+AGAIN_MET = 0.05  # seconds until a rank of a decode asks anew whether all of its ranks have come
+RANKS_MAX = 64  # of a server
 GROUPS_MAX = 64  # servers that one knows, or has not done with
 TOLD_MAX = 64 << 20  # bytes that a prefill keeps of what all decodes have told it
-WANTS_MAX = 4096  # requests of which it knows only that they are wanted
+WANTS_MAX = 4096  # requests of which it knows only that they are wanted, or are not handed over
 BEGINS = 8  # requests that a decode begins at once with one prefill
 
 
@@ -137,6 +138,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     loads: list[Load] = field(default_factory=list)
     preempted: set[str] = field(default_factory=set)  # offered; their blocks are others' now
     dropped: set[str] = field(default_factory=set)  # requests that nothing is to become of
+    ended: list[int] = field(default_factory=list)  # numbers of those that were never offered
 
 
 class Scheduler:
@@ -226,6 +228,8 @@ class Scheduler:
         if name in self._moving:  # a decode's, which was given up
             self._next.dropped.add(name)
         if name not in self._offered:
+            if number is not None:
+                self._next.ended.append(number)
             return False, None
         self._offered.discard(name)
         if not blocks:
@@ -338,7 +342,8 @@ def ask(host: str, port: int, word: dict[str, Any], end: float) -> dict[str, Any
 class Met:
     """A server that one has met, or meets: what it has of its ranks."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, word: str, name: str) -> None:
+        self.word = word  # of its own, however it is called
         self.name = name
         self.making = threading.Lock()  # held while the group is made, or closed
         self.peers: list[Peer] = []
@@ -358,12 +363,14 @@ class Met:
 
 class Closings:
     """Groups that are done with. A thread closes each, which takes as long as its peers' grace, and
-    again until it is proved that nothing lands in its blocks any more.
+    again until it is proved that nothing lands in its blocks any more. A group for which there is
+    no room for a thread waits for one that has ended, or for the next call.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards what follows
         self._left: dict[Met, bool] = {}  # whether it was closed once, and there is no proof
+        self._waiting: list[Met] = []  # for a thread
 
     def __len__(self) -> int:
         return len(self._left)
@@ -371,8 +378,26 @@ class Closings:
     def add(self, met: Met) -> None:
         with self._changed:
             self._left[met] = False
-        threading.Thread(target=self._close, args=(met,), name="sluice-vllm-close",
-                         daemon=True).start()
+            self._waiting.append(met)
+            self._start()
+
+    def _start(self) -> None:
+        """Precondition: the lock is held."""
+        try:
+            while self._waiting:
+                threading.Thread(target=self._serve, name="sluice-vllm-close", daemon=True,
+                                 args=(self._waiting[-1],)).start()
+                self._waiting.pop()
+        except RuntimeError as e:
+            log.warning("%s: not closed yet: %s", self._waiting[-1].name, e)
+
+    def _serve(self, met: Met) -> None:
+        while True:
+            self._close(met)
+            with self._changed:
+                if not self._waiting:
+                    return
+                met = self._waiting.pop()
 
     def _close(self, met: Met) -> None:
         while True:
@@ -392,31 +417,35 @@ class Closings:
                 log.warning("%s: that nothing lands any more is proved", met.name)
             self._changed.notify_all()
 
-    def wait(self, name: str, end: float) -> None:
-        """Until a group of that name was closed once: a rank has one at a time of the same peers.
-        """
+    def _wait(self, over: Callable[[], bool], end: float) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: all(met.name != name or once
-                                               for met, once in self._left.items()),
-                                   end - time.monotonic())
+            while not over() and time.monotonic() < end:
+                self._start()
+                self._changed.wait(min(AGAIN, max(0.0, end - time.monotonic())))
+            return over()
+
+    def wait(self, word: str, end: float) -> None:
+        """Until groups with that server were closed once: a rank has one at a time of the same
+        peers.
+        """
+        self._wait(lambda: all(met.word != word or once for met, once in self._left.items()), end)
 
     def close(self) -> None:
         """Waits for all of them. UnprovenError names those of which there is no proof in time."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._left, PROOF):
-                names = ", ".join(sorted(met.name for met in self._left))
-                raise errors.UnprovenError(f"within {PROOF} s there was no proof that nothing "
-                                           f"lands any more in blocks of requests with {names}")
+        if not self._wait(lambda: not self._left, time.monotonic() + PROOF):
+            names = ", ".join(sorted(met.name for met in list(self._left)))
+            raise errors.UnprovenError(f"within {PROOF} s there was no proof that nothing "
+                                       f"lands any more in blocks of requests with {names}")
 
 
 class Caller(Met):
     """A decode that a prefill has met, or meets."""
 
-    def __init__(self, name: str, ranks: int) -> None:
-        super().__init__(name)
+    def __init__(self, word: str, ranks: int) -> None:
+        super().__init__(word, word)
         self.ranks = ranks
+        self.until = time.monotonic() + MEETING  # for all to come, from the first one on
         self.told: dict[int, dict[str, Any]] = {}  # by rank, until all have come
-        self.ready = threading.Event()
         self.error = ""  # why it is none, or none any more
 
     def size(self) -> int:
@@ -446,16 +475,21 @@ class Offered:
 
 
 class Prefill:
-    """A prefill's worker."""
+    """A prefill's worker. No call at its door waits for a rank of another decode, so that decodes
+    of any number of ranks may meet it at a time.
+    """
 
     def __init__(self, place: Place, options: Options, rank: int, ranks: int) -> None:
         self._place, self._rank, self._ranks = place, rank, ranks
+        self._word = secrets.token_hex(16)
         self._timeout, self._limits = options.timeout, options.limits()
         self._layers = [v.layer for v in place.side.views]
         self._lock = threading.Lock()  # guards what follows
         self._over = False
         self._met: dict[str, Caller] = {}  # by the decode's own word
         self._wants: dict[int, Want] = {}  # by number
+        self._refused: dict[int, str] = {}  # numbers of the last that are not handed over, and why
+        self._refusals: list[Push] = []  # that tell so those who have asked before
         self._offers: dict[str, Offered] = {}  # by request
         self._computing: list[Offered] = []  # of this step
         self._ended: set[str] = set()  # requests that vLLM has ended
@@ -467,19 +501,20 @@ class Prefill:
         caller.settimeout(2 * MEETING)
         try:
             answers: dict[str, Callable[..., dict[str, Any]]] = {
-                "who": self._who, "meet": self._meet, "want": self._want}
+                "who": self._who, "meet": self._meet, "met": self._is_met, "want": self._want}
             answer = answers[word.pop("op")](**word)
         except (errors.Error, KeyError, TypeError, ValueError) as e:
             answer = {"error": f"{type(e).__name__}: {e}", "unknown": isinstance(e, Unknown)}
         write(caller, answer)
 
     def _who(self) -> dict[str, Any]:
-        return {**self._place.told(), "rank": self._rank, "ranks": self._ranks}
+        return {**self._place.told(), "rank": self._rank, "ranks": self._ranks,
+                "word": self._word}
 
     def _meet(self, decode: str, rank: int, ranks: int, told: dict[str, Any],
               prefill: list[str]) -> dict[str, Any]:
         """A rank of a decode, which knows all sides of this prefill. The last to come has the
-        group made.
+        group made, and the others ask whether it is (`_is_met`).
         """
         if not 0 <= rank < ranks <= RANKS_MAX or len(prefill) != self._ranks:
             raise ValueError(f"rank {rank} of {ranks}, and {len(prefill)} ranks of this prefill")
@@ -487,9 +522,10 @@ class Prefill:
         with self._lock:
             if self._over:
                 raise ValueError("this prefill is being closed")
-            for name, m in list(self._met.items()):
-                if m.lost() or name == decode and (rank in m.told or ranks != m.ranks):
+            for m in list(self._met.values()):
+                if m.lost() or m.word == decode and (rank in m.told or ranks != m.ranks):
                     self._forget(m, "it is lost, or meets this prefill anew")
+            self._forget_late()
             if decode not in self._met and len(self._met) + len(self._closings) >= GROUPS_MAX:
                 raise ValueError(f"this prefill knows {GROUPS_MAX} decodes already")
             if sum(m.size() for m in self._met.values()) > TOLD_MAX:
@@ -503,19 +539,34 @@ class Prefill:
             except Exception as e:
                 with self._lock:
                     self._forget(met, f"{type(e).__name__}: {e}")
-            met.ready.set()
-        if not met.ready.wait(MEETING):
-            with self._lock:
-                self._forget(met, f"not all ranks of the decode came within {MEETING} s")
-        if met.error:
-            raise ValueError(met.error)
-        return {"sides": [met.told[k]["side"] for k in range(ranks)]}
+            if met.error:
+                raise ValueError(met.error)
+        return self._is_met(decode, rank)
+
+    def _is_met(self, decode: str, rank: int) -> dict[str, Any]:
+        """The sides of a decode's ranks, once all have come; before, nothing."""
+        with self._lock:
+            self._forget_late()
+            met = self._met.get(decode)
+            if met is None or rank not in met.told:
+                raise ValueError("the decode was not met: the log of this prefill says why")
+            if met.rank is None:
+                return {}
+            return {"sides": [met.told[k]["side"] for k in range(met.ranks)]}
+
+    def _forget_late(self) -> None:
+        """Forgets decodes of which a rank has not come. Precondition: the lock is held."""
+        now = time.monotonic()
+        for met in list(self._met.values()):
+            if len(met.told) < met.ranks and now > met.until:
+                self._forget(met, f"{len(met.told)} of {met.ranks} ranks came within {MEETING} s "
+                                  f"of the first")
 
     def _make(self, met: Caller, prefill: list[str]) -> None:
         """What it makes of a group that is forgotten meanwhile is closed with it."""
         engine, end = self._place.engine, time.monotonic() + MEETING
         told = [met.told[k] for k in range(met.ranks)]
-        self._closings.wait(met.name, end)
+        self._closings.wait(met.word, end)
         with met.making:
             for t in told:
                 if met.error:
@@ -528,27 +579,33 @@ class Prefill:
 
     def _forget(self, met: Caller, why: str) -> None:
         """Has it closed, once. Precondition: the lock is held."""
-        if self._met.get(met.name) is not met:
+        if self._met.get(met.word) is not met:
             return
-        del self._met[met.name]
+        del self._met[met.word]
         met.error = why
-        met.ready.set()  # nobody waits for a rank that does not come
+        if met.rank is None:
+            log.warning("decode %s was not met: %s", met.name, why)
         for offered in self._offers.values():
             if offered.push is not None and offered.push.rank is met.rank:
                 offered.over = True
-        for number in [n for n, want in self._wants.items() if want.group == met.name]:
+        for number in [n for n, want in self._wants.items() if want.group == met.word]:
             del self._wants[number]
         self._closings.add(met)
 
     def _want(self, decode: str, rank: int, number: int, first: int,
               tokens: int) -> dict[str, Any]:
-        """A rank of a decode expects the request, or, of no tokens, says that none does."""
+        """A rank of a decode expects the request, or, of no tokens, says that none does.
+        ValueError: it is not handed over.
+        """
         if not all(type(n) is int and 0 <= n < 1 << 63 for n in (rank, number, first, tokens)):
             raise ValueError(f"rank {rank} wants tokens {first} to {tokens} of request {number}")
         with self._lock:
             met = self._met.get(decode)
             if met is None or met.rank is None or met.lost() or rank >= met.ranks:
                 raise Unknown("this prefill does not know the decode")
+            offers = [o for o in self._offers.values() if o.offer.number == number]
+            if number in self._refused or any(o.over or o.push is not None for o in offers):
+                return self._no(number, first, tokens)
             now = time.monotonic()
             for other in [n for n, w in self._wants.items() if now > w.until]:
                 del self._wants[other]
@@ -559,10 +616,36 @@ class Prefill:
             if (want.group, want.first, want.tokens) != (decode, first, tokens):
                 raise ValueError(f"others want other tokens of request {number}")
             want.ranks.add(rank)
-            for offered in self._offers.values():
-                if offered.offer.number == number:
-                    self._begin(offered)
-        return {}
+            for offered in offers:
+                self._begin(offered)
+            return self._no(number, first, tokens) if number in self._refused else {}
+
+    def _no(self, number: int, first: int, tokens: int) -> dict[str, Any]:
+        """Answers a rank that wants tokens of a request that is not handed over. Precondition: the
+        lock is held.
+        """
+        if first == tokens:
+            return {}
+        why = self._refused.get(number, "its blocks go, or went, to others that wanted it")
+        raise ValueError(f"request {number} is not handed over: {why}")
+
+    def _refuse(self, number: int, why: str) -> None:
+        """A request is not handed over: its decode computes it at once, whether its ranks have
+        asked before, as some may have, or ask later. Precondition: the lock is held.
+        """
+        self._refused.pop(number, None)
+        self._refused[number] = why
+        if len(self._refused) > WANTS_MAX:
+            del self._refused[next(iter(self._refused))]
+        want = self._wants.pop(number, None)
+        met = self._met.get(want.group) if want else None
+        if want is None or met is None or met.rank is None or want.first == want.tokens:
+            return
+        try:  # a hand-over of no tokens, which ends at ranks that expect some
+            self._refusals.append(met.rank.begin(number, [[]], 0))
+        except errors.Error as e:
+            log.warning("%s expects request %d, and is not told that it does not come: %s",
+                        met.name, number, e)
 
     def _begin(self, offered: Offered) -> None:
         """Begins a request that all ranks of a decode want, and tells the layers that are computed.
@@ -574,18 +657,23 @@ class Prefill:
         if want is None or met is None or met.rank is None or offered.push is not None or (
                 len(want.ranks) < met.ranks):
             return
-        del self._wants[offer.number]
+        why = ""
         if not want.first < want.tokens <= offer.tokens:
+            why = (f"tokens {want.first} to {want.tokens} of {offer.tokens} are wanted"
+                   if want.first < want.tokens else "nobody wants any of it")
+        else:
+            del self._wants[offer.number]
+            try:
+                offered.push = met.rank.begin(offer.number, [offer.blocks], want.tokens,
+                                              want.first)
+            except errors.Error as e:
+                why = str(e)
+        if why:
             offered.over = True
+            self._refuse(offer.number, why)
             if want.first < want.tokens:
-                log.warning("request %s is not handed over: %s wants tokens %d to %d of %d",
-                            offer.name, want.group, want.first, want.tokens, offer.tokens)
+                log.warning("request %s is not handed over: %s", offer.name, why)
             return
-        try:
-            offered.push = met.rank.begin(offer.number, [offer.blocks], want.tokens, want.first)
-        except errors.Error as e:
-            offered.over = True
-            log.warning("request %s is not handed over: %s", offer.name, e)
         for layer in offered.layers:
             self._tell(offered, layer)
 
@@ -599,6 +687,8 @@ class Prefill:
     def step(self, made: StepMetadata) -> None:
         """Before the model runs."""
         with self._lock:
+            for number in made.ended:
+                self._refuse(number, "it ended before its prompt was computed")
             self._computing = []
             for offer in made.offers:
                 offered = self._offers[offer.name] = Offered(offer)
@@ -606,6 +696,7 @@ class Prefill:
                 self._begin(offered)
             for name in made.dropped & set(self._offers):
                 self._offers[name].over = True
+                self._refuse(self._offers[name].offer.number, "its client has gone")
 
     def preempted(self, made: StepMetadata) -> None:
         """Returns once nobody reads the blocks of requests that are preempted. UnprovenError and
@@ -613,6 +704,8 @@ class Prefill:
         """
         with self._lock:
             gone = [self._offers.pop(name) for name in made.preempted]
+            for offered in gone:
+                self._refuse(offered.offer.number, "vLLM has taken its blocks")
         pushes = [offered.push for offered in gone if offered.push is not None]
         for push in pushes:  # all end at the same time
             with contextlib.suppress(errors.Error):
@@ -642,6 +735,7 @@ class Prefill:
         done = set()
         with self._lock:
             now = time.monotonic()
+            self._refusals = [push for push in self._refusals if not self._is_told(push)]
             for name in finished & set(self._offers):
                 self._offers[name].until = now + self._timeout
                 self._ended.add(name)
@@ -665,9 +759,19 @@ class Prefill:
                     else:
                         offered.push.close()
                 del self._offers[name]
+                self._refuse(offered.offer.number, "it has ended")
                 self._ended.discard(name)
                 done.add(name)
         return done
+
+    def _is_told(self, refusal: Push) -> bool:
+        try:
+            if refusal.done:
+                refusal.close()
+                return True
+        except errors.HandleError:  # its group was forgotten
+            return True
+        return False
 
     def close(self) -> None:
         """In a time that PROOF bounds. UnprovenError: a decode may read blocks still."""
@@ -699,7 +803,8 @@ class Decode:
         self._lock = threading.Lock()  # guards what follows, up to the empty line
         self._over = False
         self._lanes: dict[tuple[str, int, int], Lane] = {}  # that have threads
-        self._known: dict[tuple[str, int, int], Future[Met]] = {}
+        self._known: dict[str, Future[Met]] = {}  # by the prefill's own word
+        self._words: dict[tuple[str, int, int], str] = {}  # by a name that a prefill has
 
         self._loads: dict[str, tuple[Load, Future[Optional[Request]]]] = {}
         self._given_up: set[str] = set()
@@ -721,8 +826,14 @@ class Decode:
             if lane.threads == BEGINS:
                 return future
             lane.threads += 1
-        threading.Thread(target=self._serve, args=(load.at, lane), name="sluice-vllm-begin",
-                         daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(load.at, lane),
+                                 name="sluice-vllm-begin", daemon=True).start()
+            except RuntimeError as e:
+                lane.threads -= 1
+                if lane.threads == 0:  # else those that there are begin it
+                    del self._lanes[load.at]
+                    future.set_exception(e)
         return future
 
     def _serve(self, at: tuple[str, int, int], lane: Lane) -> None:
@@ -762,7 +873,7 @@ class Decode:
                 gone = (isinstance(e, (Unknown, errors.ClosedError, errors.HandleError))
                         or isinstance(e, ConnectionError) and known.lost())
                 if gone:
-                    self._forget(load.at, known)
+                    self._forget(known)
                 if request is not None and not (gone and again and self._free(request, until)):
                     log.warning("request %s is given up: %r", load.name, e)
                     self._given_up.add(load.name)  # _look ends it, and waits for the proof
@@ -783,26 +894,36 @@ class Decode:
             return False
 
     def _know(self, at: tuple[str, int, int], until: float) -> Met:
-        """Meets a prefill, once for all that ask at a time."""
+        """Meets a prefill, once for all that ask at a time, by whatever names."""
         with self._lock:
             for other, future in list(self._known.items()):
                 if future.done() and future.result().lost():
                     self._closings.add(self._known.pop(other).result())
-            found = self._known.get(at)
+            found = self._known.get(self._words.get(at, ""))
+        if found is not None:
+            return found.result(max(0.0, until - time.monotonic()))
+        end = time.monotonic() + 2 * MEETING
+        who = self._who(at, end)
+        word = str(who[0]["word"])
+        with self._lock:
+            if len(self._words) >= GROUPS_MAX:
+                self._words.clear()  # others are asked for theirs again
+            self._words[at] = word
+            found = self._known.get(word)
             first = found is None
             if found is None:
                 if self._over or len(self._known) + len(self._closings) >= GROUPS_MAX:
                     raise ValueError(f"this decode knows {GROUPS_MAX} prefills already, or is "
                                      f"being closed")
-                found = self._known[at] = Future()
+                found = self._known[word] = Future()
         if not first:
             return found.result(max(0.0, until - time.monotonic()))
-        known = Met(f"{at[0]}:{at[1]}")
+        known = Met(word, f"{at[0]}:{at[1]}")
         try:
-            self._meet(known, at)
+            self._meet(known, at, who, end)
         except BaseException as e:
             with self._lock:
-                self._known.pop(at, None)
+                self._known.pop(word, None)
             self._closings.add(known)
             found.set_exception(e)
             raise
@@ -812,29 +933,38 @@ class Decode:
                 self._closings.add(known)
         return known
 
-    def _meet(self, known: Met, at: tuple[str, int, int]) -> None:
-        """Whatever it has made where it fails is closed with the group."""
-        (host, port, ranks), engine = at, self._place.engine
+    def _who(self, at: tuple[str, int, int], end: float) -> list[dict[str, Any]]:
+        host, port, ranks = at
         if not 0 < ranks <= RANKS_MAX:
             raise ValueError(f"a prefill of {ranks} ranks")
-        end = time.monotonic() + 2 * MEETING
-        self._closings.wait(known.name, end)
-        who = [ask(host, port + k, {"op": "who"}, end) for k in range(ranks)]
+        return [ask(host, port + k, {"op": "who"}, end) for k in range(ranks)]
+
+    def _meet(self, known: Met, at: tuple[str, int, int], who: list[dict[str, Any]],
+              end: float) -> None:
+        """Whatever it has made where it fails is closed with the group."""
+        (host, port, ranks), engine = at, self._place.engine
+        self._closings.wait(known.word, end)
         sides = [w["side"] for w in who]
         for w in who:
             known.peers.append(engine.connect(bytes.fromhex(w["description"]),
                                               max(0.0, end - time.monotonic())))
-        word = {"op": "meet", "decode": self._word, "rank": self._rank, "ranks": self._ranks,
-                "told": self._place.told(), "prefill": sides}
-        answers = [ask(host, port + k, word, end) for k in range(ranks)]
+        me: dict[str, Any] = {"decode": self._word, "rank": self._rank}
+        meet = {"op": "meet", **me, "ranks": self._ranks, "told": self._place.told(),
+                "prefill": sides}
+        answers = []
+        for k in range(ranks):
+            answers.append(ask(host, port + k, meet, end))
+            while "sides" not in answers[k]:
+                time.sleep(AGAIN_MET)
+                answers[k] = ask(host, port + k, {"op": "met", **me}, end)
         known.rank = Receiver(engine, Plan(sides, answers[0]["sides"]), self._rank,
                               [self._place.region], known.peers, **self._limits)
 
-    def _forget(self, at: tuple[str, int, int], known: Met) -> None:
+    def _forget(self, known: Met) -> None:
         with self._lock:
-            found = self._known.get(at)
+            found = self._known.get(known.word)
             if found is not None and found.done() and found.result() is known:
-                del self._known[at]
+                del self._known[known.word]
                 self._closings.add(known)
 
     def ended(self) -> set[str]:
@@ -901,6 +1031,9 @@ class SluiceHandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         specs = supported(vllm_config, kv_cache_config)
         parallel, self._cache = vllm_config.parallel_config, kv_cache_config
         self._ranks = parallel.tensor_parallel_size
+        if self._ranks > RANKS_MAX:
+            raise errors.NotSupportedError(f"{self._ranks} tensor parallel ranks: servers that "
+                                           f"hand requests over have at most {RANKS_MAX}")
         self._rank = parallel.rank % self._ranks
         self._tokens = specs[0].block_size
         same = [model.model, model.revision, str(model.dtype), model.quantization,
