@@ -126,10 +126,154 @@ def test_the_first_of_two_wins(store: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert store.put("a", b"first") == 0
     over = store._objects
     _, pieces = over._spaces(over._session)
-    monkeypatch.setattr(over, "_whole", lambda session, names: [(None, 0)] * len(names))
+
+    def before(session: Any, names: list[str]) -> list[Any]:
+        monkeypatch.undo()
+        return [(None, 0)] * len(names)
+
+    monkeypatch.setattr(over, "_whole", before)
     assert store.put("a", b"other bytes") == 0  # as one that has looked before the first came
-    monkeypatch.undo()
     assert store.get("a") == b"first" and len(b"".join(pieces.keys())) == 16
+
+
+def counted(over: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the cache from now on; a "+" begins beside what is asked before it."""
+    asked, running = list[str](), list[Any]()
+
+    def count(space: Any, kind: str, what: str) -> None:
+        call = getattr(space, what)
+
+        def counting(*words: Any) -> Any:
+            asked.append("+" * bool(running) + f"{what} {kind}")
+            op = call(*words)
+            if what in ("load", "store", "replace"):
+                running.append(op)
+                wait = op.wait
+
+                def waiting(*limit: Any) -> Any:
+                    running.clear()
+                    return wait(*limit)
+
+                op.wait = waiting
+            return op
+
+        monkeypatch.setattr(space, what, counting)
+
+    for kind, space in zip(("head", "pieces"), over._spaces(over._session)):
+        for what in ("match", "load", "store", "replace", "remove"):
+            count(space, kind, what)
+    return asked
+
+
+def test_how_often_the_cache_is_asked(store: Any, tmp_path: Path,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(8 * MIB)
+    at = memory.address
+    assert store.register_buffer(at, 8 * MIB) == 0
+    other = connect(tmp_path)
+    with monkeypatch.context() as m:
+        asked = counted(store._objects, m)
+
+        def of(want: int, code: int) -> list[str]:
+            assert code == want
+            said = asked.copy()
+            asked.clear()
+            return said
+
+        put, look = ["store pieces", "+store head"], ["match head", "load head", "match pieces"]
+        assert of(0, store.put_from("a", at, MIB)) == put
+        assert of(0, store.put_from("b", at, 8 * MIB)) == ["match head", *put, "match pieces"]
+        known = ["load pieces", "+load head"]
+        assert of(MIB, store.get_into("a", at, 8 * MIB)) == known
+        assert of(8 * MIB, store.get_into("b", at, 8 * MIB)) == known
+        assert of(0, store.put_from("a", at, MIB)) == look  # it is there, as is known
+        assert other.put_from("c", at, MIB) == 0
+        assert of(0, store.put_from("c", at, MIB)) == [*put, "remove pieces", *look]
+        assert other.put("d", b"x") == 0 and other.put("e", b"x" * 3 * MIB) == 0
+        assert of(1, store.get_into("d", at, 8 * MIB)) == ["load head", "load pieces"]
+        assert of(0, store.put_from("e", at, 3 * MIB)) == ["match head", *look]
+        assert of(0, store.upsert_from("f", at, MIB)) == [
+            "store pieces", "load head", "replace head"]
+        assert of(0, store.upsert_from("f", at, MIB)) == [
+            "store pieces", "load head", "replace head", "remove pieces"]
+    other.close()
+
+
+def test_a_head_that_was_seen_before(cache: Cache, store: Any, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others have stored or removed since is found all the same."""
+    monkeypatch.setattr(objects, "SEEN_MAX", 4)
+    other, memory = connect(tmp_path), Memory(4 * MIB)
+    at = memory.address
+    assert store.register_buffer(at, 4 * MIB) == 0
+    for n in range(3):
+        assert store.put("a", b"old") == 0 and store.get("a") == b"old"
+        if n:
+            assert other.upsert("a", b"x" * n * MIB) == 0
+            assert store.get_into("a", at, 4 * MIB) == n * MIB
+            assert store.get_into("a", at, 2) == INVALID
+            assert memory.bytes[:n * MIB] == b"x" * n * MIB
+        assert other.remove("a") == 0
+        assert store.get_into("a", at, MIB) == NOT_FOUND and store.get("a") == b""
+    names = [f"r{k}" for k in range(9)]
+    assert store.put_batch(names, [b"y" * (k + 1) for k in range(9)]) == 0
+    assert len(store._objects._seen) == 4
+    assert other.remove("r8") == 0 and other.upsert("r7", b"z") == 0
+    assert store.get_batch(names) == [*(b"y" * (k + 1) for k in range(7)), b"z", b""]
+    _, pieces = store._objects._spaces(store._objects._session)
+    assert store.put("lost", b"x") == 0
+    pieces.remove(b"".join(pieces.keys()))
+    assert store.get("lost") == b"" and store.put("lost", b"new") == 0
+    assert store.get("lost") == b"new"
+    other.close()
+
+
+def test_an_upsert_between_a_head_and_its_pieces(store: Any, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both were asked for at a time, of a head that was seen: the new value is found."""
+    other, over = connect(tmp_path), store._objects
+    assert store.put("a", b"old") == 0
+    heads, pieces = over._spaces(over._session)
+    load = pieces.load
+
+    def late(*words: Any) -> Any:
+        with over._ours(HEAD) as memory:  # the head is read before, and once more beside this
+            assert over._move_blocks(over._session, heads.load, [
+                objects._Block(key_of(b"a"), memory, 0, HEAD)]) == b"\1"
+            stale = ctypes.string_at(memory.address, HEAD)
+        monkeypatch.undo()
+        monkeypatch.setattr(over, "_head_at", lambda address, *more: reads(stale, *more))
+        assert other.upsert("a", b"new") == 0
+        return load(*words)
+
+    def reads(stale: bytes, *more: Any) -> Any:
+        monkeypatch.undo()
+        held = ctypes.create_string_buffer(stale, HEAD)
+        return over._head_at(ctypes.addressof(held), *more)
+
+    monkeypatch.setattr(pieces, "load", late)
+    assert store.get("a") == b"new"
+    other.close()
+
+
+def test_a_head_that_waits_for_its_pieces(store: Any, tmp_path: Path,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others do not find the object yet, and one that puts it is told 0 once it is there."""
+    other, over = connect(tmp_path), store._objects
+    heads, pieces = over._spaces(over._session)
+    stores = pieces.store
+
+    def late(*words: Any) -> Any:
+        monkeypatch.undo()
+        over._put_heads(over._session, ["a"], {0: objects.Head(3, MIB, 1, 1)}, heads.store)
+        assert (other.is_exist("a"), other.get("a"), other.get_size("a")) == (0, b"", NOT_FOUND)
+        assert other.put("a", b"won") == 0 and other.get("a") == b"won"
+        return stores(*words)
+
+    monkeypatch.setattr(pieces, "store", late)
+    assert store.put("a", b"all") == 0 and store.get("a") == other.get("a") == b"won"
+    assert len(b"".join(pieces.keys())) == 16
+    other.close()
 
 
 def test_runs_of_all_shapes(store: Any) -> None:
@@ -399,6 +543,7 @@ def test_a_get_beside_an_upsert(store: Any, monkeypatch: pytest.MonkeyPatch) -> 
         (store.get, b"new"), (store.is_exist, 1), (store.get_size, 3)]
     for look, want in looks:
         assert store.upsert("a", b"old" * 9) == 0
+        over._seen.clear()
         monkeypatch.setattr(over, "_heads", beside)
         assert look("a") == want
 

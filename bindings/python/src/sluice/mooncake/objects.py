@@ -4,9 +4,14 @@
 An object is a head and pieces. The head is a block of HEAD bytes whose key is the hash of the name:
 it has the name, the size, and the key of the first piece. The others count up from it, and the
 first one is random: two processes that store one name at a time never mix their pieces, and what is
-left of an object whose head was evicted is never found under a new one. Pieces are stored before
-the head, which the first of several puts wins. An upsert replaces it, so that at each moment, also
-of a kill, others find one of the two objects.
+left of an object whose head was evicted is never found under a new one. A head without its pieces
+is no object, and makes way for the next put; of several puts at a time the first head wins. A put
+of one name stores the head beside the pieces, one of several names behind them. An upsert replaces
+the head once its pieces are there, so that at each moment, also of a kill, others find one of the
+two objects.
+
+A get of a name whose head was seen before loads the pieces by that one and the head anew at the
+same time: what it has loaded counts where the two are alike.
 
 The memory of an object that lies evenly in one registered range is read and written in place. What
 does not is copied by way of memory of ours.
@@ -42,6 +47,7 @@ NAME_MAX = PIECE_MIN  # bytes; a name that has no room in the head is a piece of
 STAGED_MAX = 64 << 20  # bytes that one pass copies by way of our memory
 OPS_MAX = 256  # that run at a time
 TRIES = 16  # to read an object that others replace meanwhile
+SEEN_MAX = 1 << 14  # heads that are remembered
 
 # What the wheel's calls return.
 OK, INTERNAL, NO_ROOM, INVALID = 0, -1, -200, -600
@@ -106,6 +112,14 @@ class _Block(NamedTuple):
     loops: tuple[tuple[int, int], ...] = ()
 
 
+class _Beside:
+    """Heads that move at the same time as the first pieces of a call."""
+
+    def __init__(self, move: Callable[..., Op], blocks: Sequence[_Block]) -> None:
+        self.move, self.blocks = move, blocks
+        self.said = b""  # what became of them, once they have moved
+
+
 def _key(number: int) -> bytes:
     return (number % _KEYS).to_bytes(KEY_BYTES, "little")
 
@@ -121,6 +135,7 @@ class Objects(PageStore):
         self._staged: list[Value] = []  # which calls copy by way of our memory now
         self._ranges: Ranges[Pool] = Ranges()
         self._free: list[tuple[int, mmap.mmap, Pool]] = []
+        self._seen: dict[bytes, Head] = {}  # the last heads that were read or stored, by their keys
         self._known: Optional[tuple[_pages._Session, Namespace, Namespace]] = None
 
     # Memory
@@ -231,26 +246,29 @@ class Objects(PageStore):
         return known[1:]
 
     def _move_blocks(self, session: _pages._Session, move: Callable[..., Op],
-                     blocks: Sequence[_Block]) -> bytes:
-        """Copies blocks, and says what became of each. When it ends none moves any more. It raises
-        where the cache is lost.
+                     blocks: Sequence[_Block], beside: Optional[_Beside] = None) -> bytes:
+        """Copies blocks, and those beside them, and says what became of each. When it ends none
+        moves any more. It raises where the cache is lost.
         """
+        of, moves = len(blocks), (move, beside.move if beside else move)
+        blocks = [*blocks, *beside.blocks] if beside else blocks
         outcomes = np.zeros(len(blocks), np.uint8)
-        alike: dict[tuple[HostMemory, int, tuple[tuple[int, int], ...], int], list[int]] = {}
+        alike: dict[tuple[bool, HostMemory, int, tuple[tuple[int, int], ...], int],
+                    list[int]] = {}
         for k, b in enumerate(blocks):  # a slot has 32 bits
             base = b.offset - b.offset // b.run % _SLOTS * b.run
-            alike.setdefault((b.memory, b.run, b.loops, base), []).append(k)
-        waiting = [(of, ks[k:k + KEYS_MAX]) for of, ks in alike.items()
+            alike.setdefault((k >= of, b.memory, b.run, b.loops, base), []).append(k)
+        waiting = [(at, ks[k:k + KEYS_MAX]) for at, ks in alike.items()
                    for k in range(0, len(ks), KEYS_MAX)]
         timeout, failed = self._options.timeout, list[errors.Error]()
         for first in range(0, len(waiting), OPS_MAX):
             begun: list[tuple[list[int], Op]] = []
-            for (memory, run, loops, base), ks in waiting[first:first + OPS_MAX]:
+            for (other, memory, run, loops, base), ks in waiting[first:first + OPS_MAX]:
                 try:
                     place = _attached(session, memory).place(base, run, run, loops)
                     keys = b"".join([blocks[k].key for k in ks])
                     slots = [blocks[k].offset // run % _SLOTS for k in ks]
-                    begun.append((ks, move(keys, place, slots, timeout)))
+                    begun.append((ks, moves[other](keys, place, slots, timeout)))
                 except errors.Error as e:
                     outcomes[ks] = Outcome.BUSY if isinstance(e, errors.BusyError) else 0
                     failed.append(e)
@@ -270,11 +288,9 @@ class Objects(PageStore):
             if failed and self._session is not session:
                 raise failed[-1]
             failed.clear()
-        return outcomes.tobytes()
-
-    def _look(self, session: _pages._Session, names: Sequence[str]) -> list[Optional[Head]]:
-        """The heads that are there."""
-        return self._heads(session, [key_of(_bytes(name)) for name in names])
+        if beside is not None:
+            beside.said = outcomes[of:].tobytes()
+        return outcomes[:of].tobytes()
 
     def _heads(self, session: _pages._Session, keys: Sequence[bytes]) -> list[Optional[Head]]:
         return [head for head, _, _ in self._read(session, keys)]
@@ -288,13 +304,7 @@ class Objects(PageStore):
             said = self._move_blocks(session, heads.load, [
                 _Block(key, memory, k * HEAD, HEAD) for k, key in enumerate(keys)])
             for k, outcome in enumerate(said):
-                head, name = None, b""
-                if outcome == Outcome.DONE:
-                    raw = ctypes.string_at(memory.address + k * HEAD, HEAD)
-                    magic, n, size, piece, first = _FORM.unpack_from(raw)
-                    if magic == _MAGIC and 0 < size <= piece * PIECES_MAX and n <= NAME_MAX:
-                        head = Head(size, piece, int.from_bytes(first, "little"), n)
-                        name = raw[_FORM.size:_FORM.size + n]
+                head, name = self._head_at(memory.address + k * HEAD, keys[k], outcome)
                 found.append((head, name, outcome))
         if not names:
             return found
@@ -307,6 +317,26 @@ class Objects(PageStore):
                     name = ctypes.string_at(memory.address, head.name) if there else b""
                     found[k] = head if there else None, name, outcome
         return found
+
+    def _head_at(self, address: int, key: bytes, outcome: int) -> tuple[Optional[Head], bytes]:
+        """The head that was loaded to an address, and the name."""
+        head, name = None, b""
+        if outcome == Outcome.DONE:
+            raw = ctypes.string_at(address, HEAD)
+            magic, n, size, piece, first = _FORM.unpack_from(raw)
+            if magic == _MAGIC and 0 < size <= piece * PIECES_MAX and n <= NAME_MAX:
+                head = Head(size, piece, int.from_bytes(first, "little"), n)
+                name = raw[_FORM.size:_FORM.size + n]
+        self._remember(key, head)
+        return head, name
+
+    def _remember(self, key: bytes, head: Optional[Head]) -> None:
+        with self._held:
+            self._seen.pop(key, None)
+            if head is not None:
+                self._seen[key] = head
+            if len(self._seen) > SEEN_MAX:
+                del self._seen[next(iter(self._seen))]
 
     def _match(self, space: Namespace, keys: Sequence[bytes]) -> bytes:
         """Bits of Found for each key."""
@@ -399,13 +429,17 @@ class Objects(PageStore):
                 self._piece = piece // 2
 
     def _put(self, session: _pages._Session, names: Sequence[str], values: Sequence[Value],
-             anew: bool) -> list[int]:
+             anew: bool, tries: int = TRIES) -> list[int]:
+        if len(names) == 1 and not anew:
+            code = self._put_lone(session, names[0], values[0])
+            if code is not None:
+                return [code]
         heads, pieces = self._spaces(session)
         codes, fresh, broken = [OK] * len(names), dict[str, int](), dict[int, Head]()
-        for k, (head, tier) in enumerate(self._whole(session, names)):
+        for k, (head, tier) in enumerate([(None, 0)] * len(names) if anew else
+                                         self._whole(session, names)):
             size = sum(values[k].lengths)
-            if not 0 < len(_bytes(names[k])) <= NAME_MAX or size <= 0 or min(
-                    values[k].lengths) < 0 or min(values[k].at) <= 0:
+            if not _storable(names[k], values[k]):
                 codes[k] = INVALID
             elif size > self._piece * PIECES_MAX:
                 codes[k] = NO_ROOM
@@ -424,12 +458,13 @@ class Objects(PageStore):
         ready = {k: head for k, head in made.items() if codes_of[k] == OK}
         former, over = dict[int, Head](), dict[int, Head]()
         some = {k: key_of(_bytes(names[k])) for k in ready if anew or k in broken}
-        for k, (head, _, outcome) in zip(some, self._read(
-                session, list(some.values())) if some else []):
+        read = self._read(session, list(some.values())) if some else []
+        tiers = [0] * len(read) if anew else self._tiers(pieces, [head for head, _, _ in read])
+        for (k, (head, _, outcome)), tier in zip(zip(some, read), tiers):
             if anew and outcome in _NOT_READ:  # whose pieces nobody would know
                 codes_of[k] = _code(outcome)
                 del ready[k]
-            elif anew or head == broken[k]:  # no other one that was stored since
+            elif anew or head == broken[k] and not tier:  # no other that came since, or its pieces
                 over[k] = ready.pop(k)
                 if head:
                     former[k] = head
@@ -439,11 +474,52 @@ class Objects(PageStore):
                 if said.get(k) != Outcome.DONE and said.get(k) not in _UNSURE]
         gone += [head for k, head in former.items() if said[k] == Outcome.DONE]
         self._remove(pieces, [key for head in gone for key in head.all_keys()])
+        beaten = list[int]()
         for k, outcome in said.items():
             if not _STORED[outcome]:
                 codes_of[k] = _code(outcome)
+            elif outcome != Outcome.DONE and tries > 0:
+                beaten.append(k)
+        for k, (_, tier) in zip(beaten, self._whole(session, [names[k] for k in beaten])
+                                if beaten else []):
+            if not tier:  # the head of another put, which has not all of its pieces, or never will
+                codes_of[k], = self._put(session, [names[k]], [values[k]], anew, tries - 1)
         return [codes_of.get(fresh.get(name, k), OK) if c == OK else c
                 for k, (name, c) in enumerate(zip(names, codes))]
+
+    def _put_lone(self, session: _pages._Session, name: str, value: Value) -> Optional[int]:
+        """Stores the head of an object beside its pieces, in place of a look before and a store of
+        it behind. None: the name has a head, or may have, or this is no such object.
+        """
+        raw, size = _bytes(name), sum(value.lengths)
+        key = key_of(raw)
+        if not _storable(name, value) or size > self._piece * PIECES_MAX or key in self._seen:
+            return None
+        heads, pieces = self._spaces(session)
+        if size > self._piece and self._match(heads, [key])[0]:
+            return None  # before all of it is copied in vain
+        first = int.from_bytes(os.urandom(KEY_BYTES), "little")
+        head = Head(size, self._piece, first, len(raw))
+        if head.spilled:
+            return None
+        with self._ours(HEAD) as memory:
+            ctypes.memmove(memory.address, _form(head, raw), HEAD)
+            beside = _Beside(heads.store, [_Block(key, memory, 0, HEAD)])
+            try:
+                code = self._copy(session, {0: head}, [value], True, beside)[0]
+            except errors.BoundsError:
+                self._remove(pieces, head.keys())
+                raise
+        if beside.said and beside.said[0] != Outcome.DONE and beside.said[0] not in _UNSURE:
+            self._remove(pieces, head.keys())
+            return None
+        if code == OK and size > self._piece and not self._tiers(pieces, [head])[0]:
+            code = NO_ROOM  # the last pieces have evicted the first
+        if code == OK and beside.said[0] in _UNSURE:
+            code = _code(beside.said[0])
+        if code == OK:
+            self._remember(key, head)
+        return code
 
     def _put_pieces(self, session: _pages._Session, names: Sequence[str], made: dict[int, Head],
                     values: Sequence[Value]) -> dict[int, int]:
@@ -473,10 +549,13 @@ class Objects(PageStore):
             blocks = list[_Block]()
             for n, (k, head) in enumerate(made.items()):
                 raw = _bytes(names[k])
-                form = _FORM.pack(_MAGIC, head.name, head.size, head.piece, _key(head.first))
-                ctypes.memmove(memory.address + n * HEAD, (form + raw).ljust(HEAD, b"\0"), HEAD)
+                ctypes.memmove(memory.address + n * HEAD, _form(head, raw), HEAD)
                 blocks.append(_Block(key_of(raw), memory, n * HEAD, HEAD))
-            return dict(zip(made, self._move_blocks(session, move, blocks)))
+            said = self._move_blocks(session, move, blocks)
+        for block, head, outcome in zip(blocks, made.values(), said):
+            if outcome == Outcome.DONE:
+                self._remember(block.key, head)
+        return dict(zip(made, said))
 
     def get(self, names: Sequence[str],
             into: Callable[[int, int], Union[Value, int]]) -> list[int]:
@@ -486,10 +565,13 @@ class Objects(PageStore):
         """
         def act(session: _pages._Session) -> list[int]:
             codes, before = [NOT_FOUND] * len(names), dict[int, Optional[Head]]()
-            left, taken = list(range(len(names))), dict[int, int]()
-            for _ in range(TRIES):
+            taken = dict[int, int]()
+            keys = [key_of(_bytes(name)) for name in names]
+
+            def take(of: dict[int, Optional[Head]], beside: Optional[_Beside] = None) -> list[int]:
+                """Loads objects by their heads. Returns those of which pieces are gone."""
                 values, found = dict[int, Value](), dict[int, Head]()
-                for k, head in zip(left, self._look(session, [names[k] for k in left])):
+                for k, head in of.items():
                     if head is None or head == before.get(k):
                         continue
                     to = into(k, head.size)
@@ -500,11 +582,26 @@ class Objects(PageStore):
                     else:
                         values[k], found[k] = to.cut(head.size), head
                     before[k] = head
-                for k, code in self._copy(session, found, values, False).items():
+                for k, code in self._copy(session, found, values, False, beside).items():
                     codes[k] = found[k].size if code == OK else code
-                left = [k for k in found if codes[k] == NOT_FOUND]  # or its pieces are gone
+                return [k for k in found if codes[k] == NOT_FOUND]
+
+            left = list(range(len(names)))
+            seen = {k: head for k in left if (head := self._seen.get(keys[k]))}
+            read = self._take_seen(session, keys, seen, take)
+            for k in left:
+                if read is None or read[k] != seen.get(k):
+                    codes[k] = NOT_FOUND
+                    before.pop(k, None)
+            left = [k for k in left if codes[k] == NOT_FOUND]
+            if read and any(k in seen and read[k] == seen[k] for k in left):
+                read = None  # one was replaced between its head and its pieces, or these are gone
+            for _ in range(TRIES):
                 if not left:
                     break
+                heads = ([read[k] for k in left] if read is not None else
+                         self._heads(session, [keys[k] for k in left]))
+                left, read = take(dict(zip(left, heads))), None
             return codes
 
         try:
@@ -513,9 +610,29 @@ class Objects(PageStore):
             _pages.log.error("objects are not loaded: %s", e)
             return [INVALID] * len(names)
 
+    def _take_seen(self, session: _pages._Session, keys: Sequence[bytes], seen: dict[int, Head],
+                   take: Callable[..., list[int]]) -> Optional[list[Optional[Head]]]:
+        """Loads objects by the heads that were seen, and reads all heads meanwhile. None: it did
+        not.
+        """
+        if not seen:
+            return None
+        with self._ours(len(keys) * HEAD) as memory:
+            beside = _Beside(self._spaces(session)[0].load, [
+                _Block(key, memory, k * HEAD, HEAD) for k, key in enumerate(keys)])
+            try:
+                take(seen, beside)
+            except errors.BoundsError:  # as they were two may overlap
+                return None
+            return [self._head_at(memory.address + k * HEAD, keys[k], outcome)[0]
+                    for k, outcome in enumerate(beside.said)] or None
+
     def _copy(self, session: _pages._Session, heads: dict[int, Head],
-              values: Union[Sequence[Value], dict[int, Value]], store: bool) -> dict[int, int]:
-        """Copies the pieces of objects, in passes for what goes by way of our memory."""
+              values: Union[Sequence[Value], dict[int, Value]], store: bool,
+              beside: Optional[_Beside] = None) -> dict[int, int]:
+        """Copies the pieces of objects, in passes for what goes by way of our memory; in the first
+        pass also what is beside.
+        """
         codes: dict[int, int] = {}
         direct: list[tuple[int, list[_Block]]] = []
         staged: list[list[int]] = []
@@ -540,9 +657,11 @@ class Objects(PageStore):
                     staged.append([k])
                     room = head.size
             if direct:
-                codes.update(self._moved(session, direct, store))
+                codes.update(self._moved(session, direct, store, beside))
+                beside = None
             for some in staged:
-                codes.update(self._copy_staged(session, some, heads, values, store))
+                codes.update(self._copy_staged(session, some, heads, values, store, beside))
+                beside = None
         finally:
             with self._held:
                 self._staged = [v for v in self._staged if not any(v is own for own in mine)]
@@ -550,8 +669,8 @@ class Objects(PageStore):
         return codes
 
     def _copy_staged(self, session: _pages._Session, some: Sequence[int], heads: dict[int, Head],
-                     values: Union[Sequence[Value], dict[int, Value]],
-                     store: bool) -> dict[int, int]:
+                     values: Union[Sequence[Value], dict[int, Value]], store: bool,
+                     beside: Optional[_Beside]) -> dict[int, int]:
         with self._ours(sum(heads[k].size for k in some)) as memory:
             at, blocks_of = 0, []
             for k in some:
@@ -559,7 +678,7 @@ class Objects(PageStore):
                     _gather(values[k], memory.address + at)
                 blocks_of.append((k, _pieces(heads[k], memory, at)))
                 at += heads[k].size
-            said = self._moved(session, blocks_of, store)
+            said = self._moved(session, blocks_of, store, beside)
             at = 0
             for k in some:
                 if not store and said[k] == OK:
@@ -568,11 +687,11 @@ class Objects(PageStore):
         return said
 
     def _moved(self, session: _pages._Session, of: Sequence[tuple[int, list[_Block]]],
-               store: bool) -> dict[int, int]:
+               store: bool, beside: Optional[_Beside]) -> dict[int, int]:
         _, space = self._spaces(session)
         flat = [b for _, blocks in of for b in blocks]
         move = space.store if store else space.load
-        said, at, codes = self._move_blocks(session, move, flat), 0, {}
+        said, at, codes = self._move_blocks(session, move, flat, beside), 0, {}
         for k, blocks in of:
             here = said[at:at + len(blocks)]
             at += len(blocks)
@@ -594,6 +713,8 @@ class Objects(PageStore):
     def _forget(self, session: _pages._Session, of: Sequence[tuple[bytes, Head]]) -> None:
         heads, pieces = self._spaces(session)
         self._remove(heads, [key for key, _ in of])
+        for key, _ in of:
+            self._remember(key, None)
         self._remove(pieces, [key for _, head in of for key in head.all_keys()])
 
     def _remove(self, space: Namespace, keys: Sequence[bytes]) -> None:
@@ -639,6 +760,17 @@ def _check_host(address: int) -> None:
 
 def _bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
+
+
+def _storable(name: str, value: Value) -> bool:
+    return (0 < len(_bytes(name)) <= NAME_MAX and sum(value.lengths) > 0
+            and min(value.lengths) >= 0 and min(value.at) > 0)
+
+
+def _form(head: Head, name: bytes) -> bytes:
+    """What a head is in the cache."""
+    form = _FORM.pack(_MAGIC, head.name, head.size, head.piece, _key(head.first))
+    return (form + name).ljust(HEAD, b"\0")[:HEAD]
 
 
 def _pieces(head: Head, memory: HostMemory, at: int) -> list[_Block]:
