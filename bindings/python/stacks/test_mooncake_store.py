@@ -114,6 +114,18 @@ def test_sglang(folder: str, shimmed: None, monkeypatch: pytest.MonkeyPatch) -> 
             one.store.close()
 
 
+@pytest.mark.soak
+def test_the_example(folder: str) -> None:
+    pytest.importorskip("sglang", reason="unavailable: no sglang: hack/stacks installs it")
+    example = Path(__file__).parents[3] / "examples/sglang/hicache_sluice.py"
+    with serve(folder):
+        done = subprocess.run(
+            [sys.executable, "-m", "sluice.mooncake.shim", str(example), said(folder), "8", "2",
+             "mooncake"], capture_output=True, text=True, timeout=4 * LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["right"]
+
+
 def test_vllm(folder: str, tmp_path: Path) -> None:
     """A server stores the prompts that it has computed; another one, and the same one after the
     cache was served by another process, load them.
