@@ -174,7 +174,7 @@ def test_how_often_the_cache_is_asked(store: Any, tmp_path: Path,
     with monkeypatch.context() as m:
         asked = counted(store._objects, m)
 
-        def of(want: int, code: int) -> list[str]:
+        def of(want: Any, code: Any) -> list[str]:
             assert code == want
             said = asked.copy()
             asked.clear()
@@ -189,9 +189,13 @@ def test_how_often_the_cache_is_asked(store: Any, tmp_path: Path,
         assert of(0, store.put_from("a", at, MIB)) == look  # it is there, as is known
         assert other.put_from("c", at, MIB) == 0
         assert of(0, store.put_from("c", at, MIB)) == [*put, "remove pieces", *look]
+        assert of([0, 0, 0], store.batch_put_from(["g", "c", "h"], [at] * 3, [MIB] * 3)) == [
+            *look, *put]
+        assert of([MIB, NOT_FOUND], store.batch_get_into(["g", "i"], [at, at + MIB], [MIB] * 2)
+                  ) == ["load head", "load pieces"]
         assert other.put("d", b"x") == 0 and other.put("e", b"x" * 3 * MIB) == 0
         assert of(1, store.get_into("d", at, 8 * MIB)) == ["load head", "load pieces"]
-        assert of(0, store.put_from("e", at, 3 * MIB)) == ["match head", *look]
+        assert of(0, store.put_from("e", at, 3 * MIB)) == look
         assert of(0, store.upsert_from("f", at, MIB)) == [
             "store pieces", "load head", "replace head"]
         assert of(0, store.upsert_from("f", at, MIB)) == [
@@ -370,6 +374,10 @@ def test_tenants_and_other_addresses(cache: Cache, store: Any, tmp_path: Path,
 
 def test_what_there_is_no_room_for(cache: Cache, store: Any) -> None:
     assert store.put("a", bytes(65 * MIB)) == NO_ROOM and store.is_exist("a") == 0
+    _, pieces = store._objects._spaces(store._objects._session)
+    assert not b"".join(pieces.keys()) and store.get("a") == b""
+    assert store.put_batch(["a", "b"], [bytes(65 * MIB), b"b"]) == NO_ROOM
+    assert store.batch_is_exist(["a", "b"]) == [0, 1] and len(b"".join(pieces.keys())) == 16
     assert store.put("k" * 65_537, b"x") == INVALID
     assert store.put_tensor_from("a", 0, 4096) == store.put_from("a", 0, 4096) == INVALID
     assert store.put("k" * 65_536, b"x") == 0 and store.remove_by_regex("^k{65536}$") == 1

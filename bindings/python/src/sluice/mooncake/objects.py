@@ -5,13 +5,12 @@ An object is a head and pieces. The head is a block of HEAD bytes whose key is t
 it has the name, the size, and the key of the first piece. The others count up from it, and the
 first one is random: two processes that store one name at a time never mix their pieces, and what is
 left of an object whose head was evicted is never found under a new one. A head without its pieces
-is no object, and makes way for the next put; of several puts at a time the first head wins. A put
-of one name stores the head beside the pieces, one of several names behind them. An upsert replaces
-the head once its pieces are there, so that at each moment, also of a kill, others find one of the
-two objects.
+is no object, and makes way for the next put; a put stores it beside the pieces, and of several at
+a time the first head wins. An upsert replaces the head once its pieces are there, so that at each
+moment, also of a kill, others find one of the two objects.
 
-A get of a name whose head was seen before loads the pieces by that one and the head anew at the
-same time: what it has loaded counts where the two are alike.
+A get of names whose heads were seen before loads the pieces by those and the heads anew at the same
+time: what it has loaded counts where the two are alike.
 
 The memory of an object that lies evenly in one registered range is read and written in place. What
 does not is copied by way of memory of ours.
@@ -26,7 +25,7 @@ import os
 import struct
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
@@ -113,11 +112,11 @@ class _Block(NamedTuple):
 
 
 class _Beside:
-    """Heads that move at the same time as the first pieces of a call."""
+    """Heads that move at the same time as the pieces of their objects."""
 
-    def __init__(self, move: Callable[..., Op], blocks: Sequence[_Block]) -> None:
+    def __init__(self, move: Callable[..., Op], blocks: dict[int, _Block]) -> None:
         self.move, self.blocks = move, blocks
-        self.said = b""  # what became of them, once they have moved
+        self.said: dict[int, int] = {}  # what became of those that have moved
 
 
 def _key(number: int) -> bytes:
@@ -246,12 +245,13 @@ class Objects(PageStore):
         return known[1:]
 
     def _move_blocks(self, session: _pages._Session, move: Callable[..., Op],
-                     blocks: Sequence[_Block], beside: Optional[_Beside] = None) -> bytes:
-        """Copies blocks, and those beside them, and says what became of each. When it ends none
+                     blocks: Sequence[_Block], beside: Optional[Callable[..., Op]] = None,
+                     others: Sequence[_Block] = ()) -> bytes:
+        """Copies blocks, and others beside them, and says what became of each. When it ends none
         moves any more. It raises where the cache is lost.
         """
-        of, moves = len(blocks), (move, beside.move if beside else move)
-        blocks = [*blocks, *beside.blocks] if beside else blocks
+        of, moves = len(blocks), (move, beside or move)
+        blocks = [*blocks, *others]
         outcomes = np.zeros(len(blocks), np.uint8)
         alike: dict[tuple[bool, HostMemory, int, tuple[tuple[int, int], ...], int],
                     list[int]] = {}
@@ -288,9 +288,7 @@ class Objects(PageStore):
             if failed and self._session is not session:
                 raise failed[-1]
             failed.clear()
-        if beside is not None:
-            beside.said = outcomes[of:].tobytes()
-        return outcomes[:of].tobytes()
+        return outcomes.tobytes()
 
     def _heads(self, session: _pages._Session, keys: Sequence[bytes]) -> list[Optional[Head]]:
         return [head for head, _, _ in self._read(session, keys)]
@@ -430,13 +428,12 @@ class Objects(PageStore):
 
     def _put(self, session: _pages._Session, names: Sequence[str], values: Sequence[Value],
              anew: bool, tries: int = TRIES) -> list[int]:
-        if len(names) == 1 and not anew:
-            code = self._put_lone(session, names[0], values[0])
-            if code is not None:
-                return [code]
         heads, pieces = self._spaces(session)
         codes, fresh, broken = [OK] * len(names), dict[str, int](), dict[int, Head]()
-        for k, (head, tier) in enumerate([(None, 0)] * len(names) if anew else
+        # The head says whether one was there; what is longer is not copied in vain.
+        lone = tries == TRIES and len(names) == 1 and sum(values[0].lengths) <= self._piece and (
+            key_of(_bytes(names[0])) not in self._seen)
+        for k, (head, tier) in enumerate([(None, 0)] * len(names) if anew or lone else
                                          self._whole(session, names)):
             size = sum(values[k].lengths)
             if not _storable(names[k], values[k]):
@@ -450,12 +447,14 @@ class Objects(PageStore):
         for n, (name, k) in enumerate(fresh.items()):
             first = int.from_bytes(random[n * KEY_BYTES:(n + 1) * KEY_BYTES], "little")
             made[k] = Head(sum(values[k].lengths), self._piece, first, len(_bytes(name)))
+        beside = {k: head for k, head in made.items()
+                  if not (anew or k in broken or head.spilled)}
         try:
-            codes_of = self._put_pieces(session, names, made, values)
+            codes_of, said = self._put_pieces(session, names, made, values, beside)
         except errors.BoundsError:
             self._remove(pieces, [key for head in made.values() for key in head.all_keys()])
             raise
-        ready = {k: head for k, head in made.items() if codes_of[k] == OK}
+        ready = {k: head for k, head in made.items() if codes_of[k] == OK and k not in said}
         former, over = dict[int, Head](), dict[int, Head]()
         some = {k: key_of(_bytes(names[k])) for k in ready if anew or k in broken}
         read = self._read(session, list(some.values())) if some else []
@@ -468,10 +467,10 @@ class Objects(PageStore):
                 over[k] = ready.pop(k)
                 if head:
                     former[k] = head
-        said = self._put_heads(session, names, ready, heads.store)
+        said.update(self._put_heads(session, names, ready, heads.store))
         said.update(self._put_heads(session, names, over, heads.replace))
-        gone = [head for k, head in made.items()  # or was slower
-                if said.get(k) != Outcome.DONE and said.get(k) not in _UNSURE]
+        gone = [head for k, head in made.items() if said.get(k) not in _UNSURE
+                and (said.get(k) != Outcome.DONE or codes_of[k] != OK)]  # or it was slower
         gone += [head for k, head in former.items() if said[k] == Outcome.DONE]
         self._remove(pieces, [key for head in gone for key in head.all_keys()])
         beaten = list[int]()
@@ -480,52 +479,26 @@ class Objects(PageStore):
                 codes_of[k] = _code(outcome)
             elif outcome != Outcome.DONE and tries > 0:
                 beaten.append(k)
+            elif outcome == Outcome.DONE and codes_of[k] == OK:
+                self._remember(key_of(_bytes(names[k])), made[k])
         for k, (_, tier) in zip(beaten, self._whole(session, [names[k] for k in beaten])
                                 if beaten else []):
+            codes_of[k] = OK
             if not tier:  # the head of another put, which has not all of its pieces, or never will
                 codes_of[k], = self._put(session, [names[k]], [values[k]], anew, tries - 1)
         return [codes_of.get(fresh.get(name, k), OK) if c == OK else c
                 for k, (name, c) in enumerate(zip(names, codes))]
 
-    def _put_lone(self, session: _pages._Session, name: str, value: Value) -> Optional[int]:
-        """Stores the head of an object beside its pieces, in place of a look before and a store of
-        it behind. None: the name has a head, or may have, or this is no such object.
-        """
-        raw, size = _bytes(name), sum(value.lengths)
-        key = key_of(raw)
-        if not _storable(name, value) or size > self._piece * PIECES_MAX or key in self._seen:
-            return None
-        heads, pieces = self._spaces(session)
-        if size > self._piece and self._match(heads, [key])[0]:
-            return None  # before all of it is copied in vain
-        first = int.from_bytes(os.urandom(KEY_BYTES), "little")
-        head = Head(size, self._piece, first, len(raw))
-        if head.spilled:
-            return None
-        with self._ours(HEAD) as memory:
-            ctypes.memmove(memory.address, _form(head, raw), HEAD)
-            beside = _Beside(heads.store, [_Block(key, memory, 0, HEAD)])
-            try:
-                code = self._copy(session, {0: head}, [value], True, beside)[0]
-            except errors.BoundsError:
-                self._remove(pieces, head.keys())
-                raise
-        if beside.said and beside.said[0] != Outcome.DONE and beside.said[0] not in _UNSURE:
-            self._remove(pieces, head.keys())
-            return None
-        if code == OK and size > self._piece and not self._tiers(pieces, [head])[0]:
-            code = NO_ROOM  # the last pieces have evicted the first
-        if code == OK and beside.said[0] in _UNSURE:
-            code = _code(beside.said[0])
-        if code == OK:
-            self._remember(key, head)
-        return code
-
     def _put_pieces(self, session: _pages._Session, names: Sequence[str], made: dict[int, Head],
-                    values: Sequence[Value]) -> dict[int, int]:
-        """Stores all of objects but their heads."""
-        pieces = self._spaces(session)[1]
-        codes = self._copy(session, made, values, True)
+                    values: Sequence[Value], with_heads: dict[int, Head]) -> tuple[
+                        dict[int, int], dict[int, int]]:
+        """Stores all of objects but their heads, and at the same time some of these, and says what
+        became of them.
+        """
+        heads, pieces = self._spaces(session)
+        with self._forms(names, with_heads) as blocks:
+            beside = _Beside(heads.store, blocks)
+            codes = self._copy(session, made, values, True, beside)
         # The cache may have evicted first pieces of a large object to have room for its last ones.
         long = [k for k, head in made.items() if codes[k] == OK and head.size > head.piece]
         for k, tier in zip(long, self._tiers(pieces, [made[k] for k in long])):
@@ -538,24 +511,30 @@ class Objects(PageStore):
                     said = self._move_blocks(session, pieces.store, [
                         _Block(_key(head.first - 1), spill, 0, head.name)])
                     codes[k] = OK if _STORED[said[0]] else _code(said[0])
-        return codes
+        return codes, beside.said
+
+    @contextmanager
+    def _forms(self, names: Sequence[str], made: dict[int, Head]) -> Iterator[dict[int, _Block]]:
+        """Heads in memory of ours."""
+        if not made:
+            yield {}
+            return
+        with self._ours(len(made) * HEAD) as memory:
+            blocks = dict[int, _Block]()
+            for n, (k, head) in enumerate(made.items()):
+                raw = _bytes(names[k])
+                form = _FORM.pack(_MAGIC, head.name, head.size, head.piece, _key(head.first))
+                ctypes.memmove(memory.address + n * HEAD, (form + raw).ljust(HEAD, b"\0"), HEAD)
+                blocks[k] = _Block(key_of(raw), memory, n * HEAD, HEAD)
+            yield blocks
 
     def _put_heads(self, session: _pages._Session, names: Sequence[str], made: dict[int, Head],
                    move: Callable[..., Op]) -> dict[int, int]:
         """Stores heads, and says what became of them."""
         if not made:
             return {}
-        with self._ours(len(made) * HEAD) as memory:
-            blocks = list[_Block]()
-            for n, (k, head) in enumerate(made.items()):
-                raw = _bytes(names[k])
-                ctypes.memmove(memory.address + n * HEAD, _form(head, raw), HEAD)
-                blocks.append(_Block(key_of(raw), memory, n * HEAD, HEAD))
-            said = self._move_blocks(session, move, blocks)
-        for block, head, outcome in zip(blocks, made.values(), said):
-            if outcome == Outcome.DONE:
-                self._remember(block.key, head)
-        return dict(zip(made, said))
+        with self._forms(names, made) as blocks:
+            return dict(zip(made, self._move_blocks(session, move, list(blocks.values()))))
 
     def get(self, names: Sequence[str],
             into: Callable[[int, int], Union[Value, int]]) -> list[int]:
@@ -586,22 +565,22 @@ class Objects(PageStore):
                     codes[k] = found[k].size if code == OK else code
                 return [k for k in found if codes[k] == NOT_FOUND]
 
-            left = list(range(len(names)))
-            seen = {k: head for k in left if (head := self._seen.get(keys[k]))}
-            read = self._take_seen(session, keys, seen, take)
-            for k in left:
-                if read is None or read[k] != seen.get(k):
+            seen = {k: head for k, key in enumerate(keys) if (head := self._seen.get(key))}
+            all_seen = 0 < len(seen) == len(keys)
+            fresh = self._take_seen(session, keys, seen, take) if all_seen else {}
+            for k, one in seen.items():
+                if fresh.get(k) != one:
                     codes[k] = NOT_FOUND
                     before.pop(k, None)
-            left = [k for k in left if codes[k] == NOT_FOUND]
-            if read and any(k in seen and read[k] == seen[k] for k in left):
-                read = None  # one was replaced between its head and its pieces, or these are gone
+            fresh = {k: head for k, head in fresh.items() if head != seen[k]}
+            left = [k for k, code in enumerate(codes) if code == NOT_FOUND]
             for _ in range(TRIES):
                 if not left:
                     break
-                heads = ([read[k] for k in left] if read is not None else
-                         self._heads(session, [keys[k] for k in left]))
-                left, read = take(dict(zip(left, heads))), None
+                look = [k for k in left if k not in fresh]
+                read = self._heads(session, [keys[k] for k in look]) if look else []
+                left = take({**{k: fresh[k] for k in left if k in fresh}, **dict(zip(look, read))})
+                fresh = {}
             return codes
 
         try:
@@ -611,27 +590,23 @@ class Objects(PageStore):
             return [INVALID] * len(names)
 
     def _take_seen(self, session: _pages._Session, keys: Sequence[bytes], seen: dict[int, Head],
-                   take: Callable[..., list[int]]) -> Optional[list[Optional[Head]]]:
-        """Loads objects by the heads that were seen, and reads all heads meanwhile. None: it did
-        not.
+                   take: Callable[..., list[int]]) -> dict[int, Optional[Head]]:
+        """Loads objects by the heads that were seen, and returns those that they have now. None of
+        an object is of use that is not among them.
         """
-        if not seen:
-            return None
         with self._ours(len(keys) * HEAD) as memory:
-            beside = _Beside(self._spaces(session)[0].load, [
-                _Block(key, memory, k * HEAD, HEAD) for k, key in enumerate(keys)])
-            try:
+            beside = _Beside(self._spaces(session)[0].load, {
+                k: _Block(key, memory, k * HEAD, HEAD) for k, key in enumerate(keys)})
+            with suppress(errors.BoundsError):  # as they were two may overlap
                 take(seen, beside)
-            except errors.BoundsError:  # as they were two may overlap
-                return None
-            return [self._head_at(memory.address + k * HEAD, keys[k], outcome)[0]
-                    for k, outcome in enumerate(beside.said)] or None
+            return {k: self._head_at(memory.address + k * HEAD, keys[k], outcome)[0]
+                    for k, outcome in beside.said.items()}
 
     def _copy(self, session: _pages._Session, heads: dict[int, Head],
               values: Union[Sequence[Value], dict[int, Value]], store: bool,
               beside: Optional[_Beside] = None) -> dict[int, int]:
-        """Copies the pieces of objects, in passes for what goes by way of our memory; in the first
-        pass also what is beside.
+        """Copies the pieces of objects, in passes for what goes by way of our memory, and what is
+        beside them.
         """
         codes: dict[int, int] = {}
         direct: list[tuple[int, list[_Block]]] = []
@@ -658,10 +633,8 @@ class Objects(PageStore):
                     room = head.size
             if direct:
                 codes.update(self._moved(session, direct, store, beside))
-                beside = None
             for some in staged:
                 codes.update(self._copy_staged(session, some, heads, values, store, beside))
-                beside = None
         finally:
             with self._held:
                 self._staged = [v for v in self._staged if not any(v is own for own in mine)]
@@ -691,7 +664,11 @@ class Objects(PageStore):
         _, space = self._spaces(session)
         flat = [b for _, blocks in of for b in blocks]
         move = space.store if store else space.load
-        said, at, codes = self._move_blocks(session, move, flat, beside), 0, {}
+        heads = {k: beside.blocks[k] for k, _ in of if beside and k in beside.blocks}
+        said, at, codes = self._move_blocks(session, move, flat, beside.move if beside else None,
+                                            list(heads.values())), 0, {}
+        if beside:
+            beside.said.update(zip(heads, said[len(flat):]))
         for k, blocks in of:
             here = said[at:at + len(blocks)]
             at += len(blocks)
@@ -765,12 +742,6 @@ def _bytes(name: str) -> bytes:
 def _storable(name: str, value: Value) -> bool:
     return (0 < len(_bytes(name)) <= NAME_MAX and sum(value.lengths) > 0
             and min(value.lengths) >= 0 and min(value.at) > 0)
-
-
-def _form(head: Head, name: bytes) -> bytes:
-    """What a head is in the cache."""
-    form = _FORM.pack(_MAGIC, head.name, head.size, head.piece, _key(head.first))
-    return (form + name).ljust(HEAD, b"\0")[:HEAD]
 
 
 def _pieces(head: Head, memory: HostMemory, at: int) -> list[_Block]:
