@@ -724,9 +724,9 @@ def test_what_is_said_at_a_door(server: Any) -> None:
     hand_over(prefill, decode, "a", prompt(6, TOKENS))
 
 
-def test_what_is_refused(folder: Path) -> None:
-    def refused(why: str, table: Any, **more: Any) -> None:
-        with pytest.raises(errors.ArgumentError, match=why):
+def test_what_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(why: str, table: Any, kind: Any = errors.ArgumentError, **more: Any) -> None:
+        with pytest.raises(kind, match=why):
             made.Made(folder, "", transfer={
                 **handed.CONNECTOR, "kv_role": "kv_both",
                 "kv_connector_extra_config": {"sluice_handoff": table}, **more})
@@ -734,6 +734,8 @@ def test_what_is_refused(folder: Path) -> None:
     refused("want a table", {"hosts": "127.0.0.1"})
     refused("port and timeout", {"port": "14600"})
     refused("recompute", {}, kv_load_failure_policy="fail")
+    monkeypatch.setattr(vllm_handoff, "RANKS_MAX", 0)
+    refused("1 tensor parallel ranks", {}, errors.NotSupportedError)
 
 
 @pytest.mark.soak
