@@ -28,9 +28,10 @@
 //   - explain.go: two engines that are asked for their way; explainplan.go: two groups of ranks
 //   - load.go: safetensors files into memory
 //   - cacheserve.go: the server of a KV cache; cacheconfig.go, cachemetrics.go: its config and
-//     metrics; cacheclient.go, cacheuser.go: who asks it; cachedemo.go: one that is killed under
-//     load; cachereplay.go: a trace, and the optimum
-//   - simulate.go, simulatetrace.go: a cluster of kv/schedule/simulate
+//     metrics; cacheclient.go, cacheuser.go: who asks it; cachecluster.go: nodes of a cluster;
+//     cachedemo.go: one that is killed under load; cachereplay.go: a trace, and the optimum
+//   - simulate.go: models; simulatesparse.go: of a card, by kv/sparse/simulate; simulatetrace.go:
+//     of a cluster, by kv/schedule/simulate
 //   - doctor.go, doctorbackends.go, doctorucx.go: what each backend says of this machine;
 //     internal/machine: what the kernel and the NVIDIA driver say
 package main
