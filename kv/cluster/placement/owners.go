@@ -68,7 +68,11 @@ func Owners(dst []int, nodes []Node, segment Key, n int) []int {
 		if node.Weight == 0 {
 			continue
 		}
-		b := bid{hash: mix(seed ^ mix(node.ID)), node: i, Node: node}
+		hash := mix(seed ^ mix(node.ID))
+		if len(best) == n && n > 0 && hash < best[n-1].hash && node.Weight <= best[n-1].Weight {
+			continue // without comparing costs: most nodes end here
+		}
+		b := bid{hash: hash, node: i, Node: node}
 		if len(best) < n {
 			best = append(best, b)
 		} else if n > 0 && b.before(&best[n-1]) {

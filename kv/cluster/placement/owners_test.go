@@ -146,6 +146,17 @@ func TestOwnersOrder(t *testing.T) {
 	require.Equal(t, []int{7}, Owners([]int{7}, nil, Key{}, 3), "of no nodes, appended")
 }
 
+// TestOwnersStay: nodes of different versions must agree, or no node finds what another one stored.
+func TestOwnersStay(t *testing.T) {
+	nodes := nodesOf(8)
+	nodes[2].Weight = 300
+	var got []int
+	for id := range uint64(12) {
+		got = Owners(got, nodes, keyOf(id), 1)
+	}
+	require.Equal(t, []int{3, 6, 2, 1, 5, 7, 3, 2, 1, 0, 1, 2}, got)
+}
+
 func owners(nodes []Node, id uint64, n int) []uint64 {
 	ids := make([]uint64, 0, n)
 	for _, i := range Owners(nil, nodes, keyOf(id), n) {

@@ -91,7 +91,7 @@ type announcement struct {
 }
 
 // NewView returns a View with room for so many blocks, up to BlocksMax, counting a block once for
-// each node that has it.
+// each node that has it. Where most blocks have three or four holders it knows fewer of them.
 func NewView(blocks int) *View {
 	buckets := (min(max(blocks, 1000), BlocksMax)+8)/9*10/bucketEntries + 1
 	return &View{

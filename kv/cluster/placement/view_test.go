@@ -139,7 +139,7 @@ func TestDigestsComeInOrder(t *testing.T) {
 // TestSnapshotOfParts: changes may come between the parts of a snapshot.
 func TestSnapshotOfParts(t *testing.T) {
 	const blocks = DigestMax + 1000
-	v, j := NewView(2*blocks), NewJournal(1, 1)
+	v, j := NewView(3*blocks), NewJournal(1, 1)
 	parts := 0
 	for d := range j.Snapshot(0, nil, func(yield func(Key) bool) {
 		for id := range uint64(blocks) {
@@ -166,6 +166,9 @@ func TestSnapshotOfParts(t *testing.T) {
 	require.ErrorIs(t, v.Apply(snapshot[1]), ErrGap, "a part without the first")
 	apply(t, v, snapshot...)
 	require.ErrorIs(t, v.Apply(snapshot[1]), ErrGap, "a part twice")
+	for id := range uint64(blocks) {
+		require.Contains(t, v.Holders(nil, keyOf(id)), uint64(2), "block %d", id)
+	}
 }
 
 // TestTooManyChanges: a journal that overflows makes the others ask for a snapshot.
@@ -211,6 +214,31 @@ func TestFullView(t *testing.T) {
 	v.Forget(1)
 	apply(t, v, snapshotOf(9, 1, 7e6, 7e6+1)...)
 	require.Equal(t, []uint64{9}, v.Holders(nil, keyOf(7e6)))
+}
+
+// TestSeveralHolders: where every block has four holders a full View knows fewer, but nearly always
+// one.
+func TestSeveralHolders(t *testing.T) {
+	const blocks = 25000
+	v := NewView(4 * blocks)
+	ids := make([]uint64, blocks)
+	for i := range ids {
+		ids[i] = uint64(i)
+	}
+	for node := range uint64(4) {
+		apply(t, v, snapshotOf(node+1, 1, ids...)...)
+	}
+	known, unknown := 0, 0
+	for _, id := range ids {
+		n := len(v.Holders(nil, keyOf(id)))
+		known += n
+		if n == 0 {
+			unknown++
+		}
+	}
+	t.Logf("%d of %d holders, %d blocks without one", known, 4*blocks, unknown)
+	require.Greater(t, known, 4*blocks*85/100)
+	require.Less(t, unknown, blocks/500)
 }
 
 // TestManyGenerations: nodes restart more often than a table has numbers for.
