@@ -12,7 +12,7 @@
 // Which code each step is:
 //
 //   announce: initiator.go: move
-//   spotGate, look, passing: foreign.go: flushWrite; tests park it at points of these names
+//   spotGate, look, passing: foreign.go: passGate; tests park it at points of these names
 //   bump, scan: proof.go: Revoke
 //   renew: gate.go: renew: the new gate is told of, then the old one is shut
 //   threads: internal/proc/threads.go: each thread was seen outside the call since

@@ -31,7 +31,7 @@
 //     generation; withdraws the announcement; and reads the generation again. If it has changed,
 //     the job waits until the new pages are mapped (park), and copies the piece again. For foreign
 //     memory the system call begins with one byte for the owner's gate, a page whose removal stops
-//     the call (foreign.go).
+//     the call, and that no other process has at its place (foreign.go).
 //  4. The message becomes visible, and the completion can be polled.
 //
 // # A revoke, by the owner alone

@@ -86,30 +86,29 @@ func (p *peer) moveForeign(pc *piece, epoch *atomic.Uint64) error {
 // flush copies what was added. A short copy means that the peer unmapped some of it.
 func (p *peer) flush(v *vectors, pc *piece, epoch *atomic.Uint64) error {
 	defer v.reset()
-	var n int
-	var err error
-	if pc.op == driver.Write {
-		n, err = p.flushWrite(v, pc.remote.epoch, epoch)
-	} else {
-		n, err = unix.ProcessVMReadv(p.pid.PID, v.local[1:v.n], v.remote[1:v.n], 0)
-	}
+	n, err := p.passGate(v, pc.op, pc.remote.epoch, epoch)
 	if err == nil && uint64(n) != v.bytes {
 		err = unix.EFAULT
 	}
-	if err == nil && p.pid.Dead() {
-		err = unix.ESRCH // the number may have been another process's by then
+	if err == unix.EFAULT && p.pid.Dead() {
+		err = unix.ESRCH // the number may be another process's by now
 	}
 	return foreignError(err)
 }
 
-// gatesMax is how often an owner may shut the gate before a write that is not concerned
+// gatesMax is how often an owner may shut the gate before a copy that is not concerned
 // gives up. Each time it has met a peer that was silent for Config.Grace.
 const gatesMax = 1000
 
-// flushWrite writes through the gate. The place of the gate is taken before the epoch is
+// passGate copies through the gate. The place of the gate is taken before the epoch is
 // looked at: an owner ends the epoch first, so a writer that found it good has a place from
 // before the revoke, which leads nowhere once that has shut the gate.
-func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n int, err error) {
+//
+// A copy that has passed the gate was made in the owner's memory, though its number may be
+// another process's by now: that has no page at a place that was drawn for the owner. So who
+// copies need not ask the kernel, each time, whether the owner lives.
+func (p *peer) passGate(v *vectors, op driver.Op, granted uint64,
+	epoch *atomic.Uint64) (n int, err error) {
 	v.local[0].Base = &v.passed[0]
 	v.local[0].SetLen(1)
 	for range gatesMax {
@@ -120,7 +119,11 @@ func (p *peer) flushWrite(v *vectors, granted uint64, epoch *atomic.Uint64) (n i
 		}
 		v.remote[0] = unix.RemoteIovec{Base: uintptr(gate), Len: 1}
 		testpoint.At("shm: passing") // the epoch was good after that
-		n, err = unix.ProcessVMWritev(p.pid.PID, v.local[:v.n], v.remote[:v.n], 0)
+		if op == driver.Write {
+			n, err = unix.ProcessVMWritev(p.pid.PID, v.local[:v.n], v.remote[:v.n], 0)
+		} else {
+			n, err = unix.ProcessVMReadv(p.pid.PID, v.local[:v.n], v.remote[:v.n], 0)
+		}
 		if err != unix.EFAULT || p.table.gate().Load() == gate {
 			return n - 1, err
 		}

@@ -25,8 +25,9 @@ import (
 //
 // The address of a gate is random, and a fork does not inherit the page. So if the owner dies and
 // another process gets its PID, that process has nothing at the address, and a late write to it
-// ends at once. The address of a gate that was shut stays reserved until all writers that may still
-// use it have left: other memory mapped there would open the gate again.
+// ends at once. A reader passes the gate for this alone: then what it has read was the owner's. The
+// address of a gate that was shut stays reserved until all writers that may still use it have left:
+// other memory mapped there would open the gate again.
 //
 // The owner shuts a gate only because of a silent writer, and once for each such write.
 type writeGate struct {
@@ -63,7 +64,7 @@ func (g *writeGate) renew(t *table, writers func() []announcement) error {
 	if err != nil {
 		return err
 	}
-	t.gate().Store(uint64(page)) // pairs with the load in flushWrite, before the epoch's
+	t.gate().Store(uint64(page)) // pairs with the load in passGate, before the epoch's
 	g.retire(page, writers)
 	return g.shutOld()
 }
