@@ -87,6 +87,26 @@ func TestMeasuredRateReplacesTheDeclared(t *testing.T) {
 	}
 }
 
+// Transfers of small pieces say nothing of the rate: their backend would look slower than another
+// that takes as long for them.
+func TestSmallPiecesMeasureNoRate(t *testing.T) {
+	p, src, m, _ := pair(t, 8<<20)
+	tr := transfer(t, p, Write)
+	for i := range uint64(rateBytesMin / (32 << 10)) {
+		check(t, tr.Add(src, i*(64<<10), m, i*(64<<10), 32<<10))
+	}
+	pages := transfer(t, p, Write)
+	check(t, pages.AddPages(src, m, Pages{Count: 2048, EntryLen: 656, LocalStride: 1024,
+		RemoteStride: 1024}))
+	for range 2 * rateSamplesMin {
+		for _, x := range []*Transfer{tr, pages} {
+			check(t, x.Post())
+			check(t, x.Wait(within(t)))
+		}
+	}
+	require.Zero(t, p.e.Stats().Routes[0].Rate)
+}
+
 // TestRouteIsChosenAnew measures a backend as slow: new lists of a pair of memories go by another
 // one soon, and by the first again once what was measured has lost its weight.
 func TestRouteIsChosenAnew(t *testing.T) {

@@ -32,7 +32,7 @@ type RouteStats struct {
 	Bytes         uint64 // of those
 	Errors        map[string]uint64
 	Latency       Histogram // of those that succeeded, post to completion
-	Rate          float64   // measured bytes a second of large transfers; 0: not known yet
+	Rate          float64   // measured, of large transfers of large pieces; 0: not known yet
 }
 
 // The kinds under which errors are counted; the first that matches counts.
@@ -83,7 +83,7 @@ func (t *Transfer) record(err error) {
 	for i := range t.groups {
 		g := &t.groups[i]
 		g.conn.counters.count(g.bytes, took, err)
-		if g.bytes >= rateBytesMin {
+		if g.tellsRate() {
 			g.conn.counters.leave(t.e.now(), g.bytes, err == nil)
 		}
 	}
@@ -176,7 +176,9 @@ func (h *Histogram) Quantile(q float64) time.Duration {
 }
 
 // meter measures the rate of a connection: bytes over the time in which it was busy, however
-// many transfers shared it. Only large transfers count, since small ones say more of latency.
+// many transfers shared it. Only large transfers of large pieces count, since small ones say more
+// of latency, and of what a piece costs: scattered entries of a cache would make the best backend
+// look slower than another is declared.
 type meter struct {
 	mu     sync.Mutex    // guards the fields below
 	active int           // large transfers under way
@@ -191,11 +193,24 @@ type meter struct {
 
 const (
 	rateBytesMin   = 1 << 20               // 1 MiB
+	ratePieceMin   = 64 << 10              // on average
 	rateSamplesMin = 8                     // before which a rate is not believed
 	rateSample     = 10 * time.Millisecond // of a connection that is busy all the time
 	rateHalfLife   = 5 * time.Second       // in which a measured rate loses half of its weight
 	rateLives      = 6                     // half-lives after which it has none
 )
+
+// tellsRate reports whether the time of a transfer says at what rate its connection moves bytes.
+func (g *group) tellsRate() bool {
+	if g.bytes < rateBytesMin {
+		return false
+	}
+	pieces := len(g.descs)
+	for i := range g.patterns {
+		pieces += g.patterns[i].Count * g.patterns[i].Runs()
+	}
+	return g.bytes >= uint64(pieces)*ratePieceMin
+}
 
 // enter begins a large transfer.
 func (m *meter) enter(now time.Duration) {
