@@ -192,7 +192,10 @@ func (p *Peer) sendOne(ctx context.Context, by *lane, msg []byte) error {
 	}()
 	t.quiet = true
 	t.attachFrame(msg)
-	return postOnce(ctx, t)
+	if err := t.postOnce(); err != nil {
+		return err
+	}
+	return awaitOnce(ctx, t)
 }
 
 // removePeer forgets a peer that is closed, and frees its place.

@@ -56,6 +56,7 @@ type Engine struct {
 	reassembly reassembly
 	pace       pace
 	dropped    atomic.Uint64 // completions that no transfer waited for
+	left       atomic.Int64  // messages of Notify that nobody waits for any more
 
 	life      context.Context // ends as Close begins
 	endLife   context.CancelFunc

@@ -127,32 +127,76 @@ func (p *Peer) MessageMax() int {
 	return 0
 }
 
-// Notify sends a message without data and returns when it is on its way. It is
-// ErrBounds when the message is longer than MessageMax. Each call takes one of Config.TransfersMax
-// until it returns: ErrFull when all are in use. When ctx ends first the message is taken
-// back as by Transfer.Abort, which may cost the connection to a peer that does not answer: where
-// only the wait is to end, post a Transfer that has a message alone.
+// Notify sends a message without data and returns when it is on its way. What a backend has taken
+// and the peer has yet to acknowledge then, as over tcp, is lost with its connection alone, and
+// nothing is told of it. To hear of that, post a Transfer that has a message alone.
+//
+// It is ErrBounds when the message is longer than MessageMax. Each call takes one of
+// Config.TransfersMax until its message is acknowledged: ErrFull when all are in use. When ctx ends
+// before the message is on its way, it is taken back as by Transfer.Abort, which may cost the
+// connection to a peer that does not answer: where only the wait is to end, post a Transfer, too.
 func (p *Peer) Notify(ctx context.Context, msg []byte) error {
 	t, err := p.e.NewTransfer(p, Write, Route{})
 	if err != nil {
 		return err
 	}
 	if err = t.Notify(msg); err == nil {
-		err = postOnce(ctx, t)
+		var left bool
+		if left, err = t.postAndLeave(ctx); left {
+			return nil
+		}
+	}
+	if err == nil {
+		err = awaitOnce(ctx, t)
 	}
 	_ = t.Close()
 	return err
+}
+
+// postAndLeave posts a message alone. Where a backend that sleeps has taken all of it, and it has
+// not ended, the transfer is left to its end, which closes it: unless many are, or ctx is over, for
+// a caller that does not wait for room is not to use it up.
+func (t *Transfer) postAndLeave(ctx context.Context) (left bool, err error) {
+	e := t.e
+	sleeps := func(c *conn) bool { return c != nil && c.lane.caps.Sleep }
+	if ctx.Err() != nil || !slices.ContainsFunc(t.p.conns, sleeps) {
+		return false, t.postOnce()
+	}
+	defer func() {
+		if !left {
+			e.left.Add(-1)
+		}
+	}()
+	if e.left.Add(1) > int64(e.cfg.TransfersMax/4) {
+		return false, t.postOnce()
+	}
+	var earlier atomic.Bool // what comes first, the end of the post or that it is left, has set it
+	_ = t.OnDone(func() {
+		if !earlier.CompareAndSwap(false, true) {
+			_ = t.Close() // which waits for nothing
+			e.left.Add(-1)
+		}
+	})
+	if err := t.postOnce(); err != nil {
+		return false, err
+	}
+	taken := int(t.submitted.Load()) == len(t.batches) && !t.state().has(stopped)
+	return taken && earlier.CompareAndSwap(false, true), nil
+}
+
+func (t *Transfer) postOnce() error {
+	if err := t.Post(); err != nil {
+		return fmt.Errorf("notify peer %s: %w", t.p.name, err)
+	}
+	return nil
 }
 
 // acceptedMax is how long a message that the backend has accepted is given to go, where the
 // caller does not wait.
 const acceptedMax = 20 * time.Millisecond
 
-// postOnce posts a message alone, waits until it is on its way, and resets the transfer.
-func postOnce(ctx context.Context, t *Transfer) error {
-	if err := t.Post(); err != nil {
-		return fmt.Errorf("notify peer %s: %w", t.p.name, err)
-	}
+// awaitOnce waits until a message alone that was posted is on its way, and resets the transfer.
+func awaitOnce(ctx context.Context, t *Transfer) error {
 	err := t.Wait(ctx)
 	if ctx.Err() != nil && !t.Done() && int(t.submitted.Load()) == len(t.batches) {
 		soon, cancel := context.WithTimeout(context.Background(), acceptedMax)

@@ -244,6 +244,45 @@ func notifyGivesUp(t *testing.T) {
 	require.Zero(t, slotsInUse(p.e), "transfers are left of a closed peer")
 }
 
+func soonOver(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// A message that a backend has taken is the backend's where its acknowledgement takes a round
+// trip: Notify goes on. Its transfer is given back with its end, whichever that is.
+func TestNotifyDoesNotAwaitAnAcknowledgement(t *testing.T) {
+	testkit.InVirtualTime(t, leaveMessages)
+}
+
+func leaveMessages(t *testing.T) {
+	f := &fake{manual: true, sleep: true, room: 2}
+	f.onCancel = func(tag uint64) { f.drop(tag, ErrAborted) }
+	p, _, _ := overFake(t, f, limit)
+	before := slotsInUse(p.e)
+	check(t, p.Notify(within(t), []byte("first")))
+	check(t, p.Notify(within(t), []byte("second")))
+	require.Equal(t, before+2, slotsInUse(p.e))
+	require.ErrorIs(t, p.Notify(soonOver(t), nil), context.DeadlineExceeded, "one without room")
+	require.Equal(t, before+2, slotsInUse(p.e))
+	require.True(t, f.finishOne(nil))
+	require.True(t, f.finishOne(ErrPeerLost))
+	until(t, "both are given back", func() bool { return slotsInUse(p.e) == before })
+	over, end := context.WithCancel(t.Context())
+	end()
+	_ = p.Notify(over, []byte("fourth")) // it is taken back, or was acknowledged
+	require.Equal(t, before, slotsInUse(p.e), "one that does not wait for room uses it up")
+	p.e.left.Store(int64(p.e.cfg.TransfersMax / 4))
+	require.ErrorIs(t, p.Notify(soonOver(t), nil), context.DeadlineExceeded)
+	p.e.left.Store(0)
+	require.Equal(t, before, slotsInUse(p.e), "more are left than may be")
+	check(t, p.Notify(within(t), []byte("last")))
+	check(t, p.Close())
+	require.Equal(t, before, slotsInUse(p.e), "transfers are left of a closed peer")
+	require.Zero(t, p.e.left.Load())
+}
+
 // TestNotifyWithoutProof keeps the slot of the one message that was given up until its batch has
 // ended after all, and no other.
 func TestNotifyWithoutProof(t *testing.T) { testkit.InVirtualTime(t, notifyWithoutProof) }

@@ -12,12 +12,12 @@ import (
 
 // Looks. In an exchange of small frames the next one comes within some 20 µs, and a thread that
 // sleeps wakes no sooner. So a reading goroutine looks for it for a moment before it sleeps: for as
-// long as an exchange takes whose ends sleep, or it would never meet the first answer. Where that
-// was in vain, as beside a program that computes or a peer that is far away, it sleeps at once the
-// next times: 2 times, then 4, up to 256.
+// long as an exchange takes whose ends sleep, two slow wake-ups of them, or it would never meet the
+// first answer. Where that was in vain, as beside a program that computes or a peer that is far
+// away, it sleeps at once the next times: 2 times, then 4, up to 256.
 
 const (
-	lookTime   = 100 * time.Microsecond
+	lookTime   = 250 * time.Microsecond
 	looksMax   = 8       // goroutines that look at once
 	roundsMax  = 1 << 10 // calls of the kernel by one of them
 	restsShift = 8       // 1<<restsShift bounds the times without a look
@@ -56,7 +56,7 @@ func (c *conn) look(fd int) bool {
 	l := &c.in.look
 	handed := l.handed
 	l.handed = false
-	if !c.in.readIdle || c.in.expectLarge || c.index != express {
+	if !c.in.readIdle || c.index != express {
 		return false
 	}
 	if l.rests > 0 {
