@@ -368,14 +368,16 @@ func (e *Engine) Describe(regions ...*Region) ([]byte, error) {
 // encode adds the tokens of regions to their description. Those that were closed since may be left
 // out.
 func (e *Engine) encode(d *wire.Description, regions []*Region, leaveOut bool) ([]byte, error) {
-	kept := d.Regions[:0]
+	kept, n := d.Regions[:0], len(e.lanes)
+	lists, all := make([][]byte, n*len(regions)), make([]byte, 0, tokenGuess*len(regions))
 	for i, r := range regions {
 		if r.e != e {
 			return nil, &OpError{Op: "describe region " + r.name,
 				Err: fmt.Errorf("it is of another engine: %w", ErrBounds)}
 		}
-		tokens, err := e.tokens(r.mems)
-		if errors.Is(err, ErrClosed) && leaveOut {
+		tokens := lists[i*n : (i+1)*n : (i+1)*n]
+		var err error
+		if all, err = appendTokens(tokens, all, r.mems); errors.Is(err, ErrClosed) && leaveOut {
 			continue
 		}
 		if err != nil {
@@ -424,7 +426,13 @@ const tokenGuess = 32
 
 // tokens returns those of one region, by lane.
 func (e *Engine) tokens(mems []driver.Memory) ([][]byte, error) {
-	list, all := make([][]byte, len(mems)), make([]byte, 0, len(mems)*tokenGuess)
+	list := make([][]byte, len(mems))
+	_, err := appendTokens(list, make([]byte, 0, len(mems)*tokenGuess), mems)
+	return list, err
+}
+
+// appendTokens appends the tokens of one region to all, and lists them by lane.
+func appendTokens(list [][]byte, all []byte, mems []driver.Memory) ([]byte, error) {
 	for i, m := range mems {
 		if m == nil {
 			continue
@@ -432,11 +440,11 @@ func (e *Engine) tokens(mems []driver.Memory) ([][]byte, error) {
 		start := len(all)
 		var err error
 		if all, err = m.AppendToken(all); err != nil {
-			return nil, err
+			return all, err
 		}
 		if len(all) > start { // otherwise no peer reaches it by that lane
 			list[i] = all[start:len(all):len(all)]
 		}
 	}
-	return list, nil
+	return all, nil
 }
