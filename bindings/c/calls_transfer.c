@@ -81,6 +81,11 @@ int sluice_post_and_wait(sluice_transfer transfer, int64_t timeout_ns)
 	SLGO_CALL(slgoPostAndWait, transfer, timeout_ns);
 }
 
+int sluice_send(sluice_transfer transfer, const void *message, size_t length, int64_t timeout_ns)
+{
+	SLGO_CALL(slgoSend, transfer, (uint8_t *)message, length, timeout_ns);
+}
+
 int sluice_abort(sluice_transfer transfer, int64_t timeout_ns)
 {
 	SLGO_CALL(slgoAbort, transfer, timeout_ns);

@@ -187,8 +187,10 @@ static void post(struct hand *h)
 	uint64_t t = pick(h, TRANSFER);
 	if (any(h, 2))
 		DO(sluice_post(t));
-	else
+	else if (any(h, 2))
 		DO(sluice_post_and_wait(t, any(h, 2000) * US));
+	else
+		DO(sluice_send(t, "hello", 5, any(h, 2000) * US));
 	DO(sluice_test(pick(h, TRANSFER)));
 	DO(sluice_wait(pick(h, TRANSFER), any(h, 2000) * US));
 	if (any(h, 2))

@@ -469,6 +469,9 @@ int sluice_wait(sluice_transfer transfer, int64_t timeout_ns);
  */
 int sluice_post_and_wait(sluice_transfer transfer, int64_t timeout_ns);
 
+/* The same with a message as by sluice_transfer_message, where each post has another one. */
+int sluice_send(sluice_transfer transfer, const void *message, size_t length, int64_t timeout_ns);
+
 /*
  * Ends it. On SLUICE_OK no byte of it lands any more, on either side, and sluice_test says how
  * it ended. SLUICE_PENDING: nothing is proved within the timeout, call again.
@@ -502,10 +505,11 @@ int sluice_completions(sluice_engine engine, struct sluice_completion *list, siz
 		       size_t *count);
 
 /*
- * Sends a message without data, and returns when it is on its way. SLUICE_ERR_TIMEOUT: the peer had
- * no room, and the message was taken back as by sluice_abort, which may cost the connection to a
- * peer that does not answer. Where only the wait is to end, post a transfer that has a message
- * alone.
+ * Sends a message without data, and returns when it is on its way. What the peer has yet to
+ * acknowledge then, as over tcp, is lost with its connection alone, and nothing is told of it.
+ * SLUICE_ERR_TIMEOUT: the peer had no room, and the message was taken back as by sluice_abort,
+ * which may cost the connection to a peer that does not answer. To hear of the one, and where only
+ * the wait is to end in the other, post a transfer that has a message alone.
  */
 int sluice_notify(sluice_peer peer, const void *message, size_t length, int64_t timeout_ns);
 

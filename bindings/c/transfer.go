@@ -165,11 +165,16 @@ func slgoTransferMessage(h C.uint64_t, message *C.uint8_t, length C.size_t,
 		return answer(f, err)
 	}
 	defer t.release()
+	return answer(f, t.setMessage(message, length))
+}
+
+// setMessage attaches a copy of a message.
+func (t *transfer) setMessage(message *C.uint8_t, length C.size_t) error {
 	b, err := inPlace[byte](message, uint64(length), "message")
 	if err != nil {
-		return answer(f, err)
+		return err
 	}
-	return answer(f, t.t.Notify(append([]byte{}, b...)))
+	return t.t.Notify(append([]byte{}, b...))
 }
 
 //export slgoPost

@@ -68,6 +68,23 @@ func slgoPostAndWait(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.
 	return t.wait(timeout, f)
 }
 
+//export slgoSend
+func slgoSend(h C.uint64_t, message *C.uint8_t, length C.size_t, timeout C.int64_t,
+	f *C.struct_slgo_fault) C.int {
+	t, err := hold(h)
+	if err != nil {
+		return answer(f, err)
+	}
+	if err = t.setMessage(message, length); err == nil {
+		err = t.t.Post()
+	}
+	t.release()
+	if err != nil {
+		return answer(f, err)
+	}
+	return t.wait(timeout, f)
+}
+
 func (t *transfer) wait(timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	if timeout == 0 || t.t.Done() {
 		return t.test(f)

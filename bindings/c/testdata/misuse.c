@@ -19,6 +19,7 @@ static void handles(struct end *a, sluice_peer peer, sluice_remote there)
 		WANT(SLUICE_ERR_HANDLE, sluice_test(h));
 		WANT(SLUICE_ERR_HANDLE, sluice_wait(h, 0));
 		WANT(SLUICE_ERR_HANDLE, sluice_abort(h, 0));
+		WANT(SLUICE_ERR_HANDLE, sluice_send(h, "x", 1, 0));
 		WANT(SLUICE_ERR_HANDLE, sluice_reset(h));
 		WANT(SLUICE_ERR_HANDLE, sluice_transfer_close(h));
 		WANT(SLUICE_ERR_HANDLE, sluice_transfer_add(h, a->region, there, &desc, 1));

@@ -18,6 +18,7 @@ import sluice
 from conftest import LIMIT, go_on, stop, until
 from nixl_agents import N, Two, ask, begin, finish
 from sluice import nixl
+from sluice._library import PENDING
 from sluice.nixl import bindings as b
 from sluice.nixl import backends, listening, outbox, plugins
 from sluice.peer import Peer
@@ -59,12 +60,13 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             raise sluice.WaitTimeout("no room")
         wait(self, timeout)
 
-    def run(self: sluice.Transfer, timeout: Optional[float] = None) -> None:
+    def send(self: sluice.Transfer, message: bytes, _: int) -> int:
+        self.message(message)
         self.post()
-        held(self, timeout)
+        return PENDING
 
     monkeypatch.setattr(sluice.Transfer, "wait", held)
-    monkeypatch.setattr(sluice.Transfer, "run", run)
+    monkeypatch.setattr(sluice.Transfer, "_send", send)
     yield room
     room.set()
 

@@ -371,6 +371,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "test": [_HANDLE],
     "wait": [_HANDLE, c_int64],
     "post_and_wait": [_HANDLE, c_int64],
+    "send": [_HANDLE, c_char_p, c_size_t, c_int64],
     "abort": [_HANDLE, c_int64],
     "reset": [_HANDLE],
     "transfer_close": [_HANDLE],

@@ -52,6 +52,7 @@ class _Room:
 
     def resize(self, size: int) -> None:
         self.buffer, self.size = ctypes.create_string_buffer(size), size
+        self.buffer_at = ctypes.addressof(self.buffer)
 
 
 class _Holds(Dict[int, Located]):
@@ -348,7 +349,7 @@ class Engine(Closing):
         room.note.status = _NOTHING
         try:
             if timeout == 0 and not self._kept:  # in line: this is what loops that poll do
-                code = lib.receive(self._handle, room.at, room.buffer, room.size, 0)
+                code = lib.receive(self._out.value, room.at, room.buffer_at, room.size, 0)
             else:
                 code = self._await(room, timeout)
             if code != PENDING:
@@ -365,8 +366,8 @@ class Engine(Closing):
 
     def _await(self, room: _Room, timeout: Optional[float]) -> int:
         def wait(ns: int) -> int:
-            return 0 if self._kept else lib.receive(self._handle, room.at, room.buffer, room.size,
-                                                    ns)
+            return 0 if self._kept else lib.receive(self._handle, room.at, room.buffer_at,
+                                                    room.size, ns)
 
         return in_slices(wait, timeout)
 

@@ -13,7 +13,7 @@ from ._library import lib
 from ._region import Closing, Region, grow
 from ._typed import PeerInfo
 from ._words import octets, text
-from .errors import ArgumentError, Error, check, failure
+from .errors import ArgumentError, check, failure
 from .transfer import Op, Transfer
 
 if TYPE_CHECKING:
@@ -69,9 +69,10 @@ class Peer(Closing):
         return transfer
 
     def notify(self, message: bytes, timeout: Optional[float] = 5.0) -> None:
-        """Sends a message without data. TimeoutError when the peer had no room for it, or did not
-        answer: it is taken back then, which may cost the connection. A transfer that has a message
-        alone waits longer.
+        """Sends a message without data. What the peer has yet to acknowledge, as over tcp, is lost
+        with its connection alone, and nothing is told of it. TimeoutError when the peer had no room
+        for it: it is taken back then, which may cost the connection. A transfer that has a message
+        alone waits longer, and hears of both.
         """
         message = octets(message, "message")
         check(lib.notify(self._handle, message, len(message), nanoseconds(timeout)))
@@ -155,7 +156,4 @@ class Remote(Closing):
 
 def is_lost(peer: Peer) -> bool:
     """Whether it is lost, or closed meanwhile."""
-    try:
-        return peer.lost
-    except Error:
-        return True
+    return lib.peer_lost(peer._handle, peer._lost_at) != 0 or peer._lost.value != 0

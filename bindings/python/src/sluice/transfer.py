@@ -190,6 +190,10 @@ class Transfer(Closing):
         if code:
             self._go_on(code, long, timeout)
 
+    def _send(self, message: bytes, ns: int) -> int:
+        """`message` and `run` in one call, which returns the code."""
+        return lib.send(self._handle, message, len(message), ns)
+
     @property
     def done(self) -> bool:
         """Whether it has ended, well or not. BusyError when it was never posted."""

@@ -8,6 +8,7 @@ import itertools
 import json
 import struct
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Iterable, Optional, Sequence, Union
 
 import numpy as np
@@ -329,7 +330,12 @@ def as_text(name: Union[str, bytes]) -> str:
     """The same of a name."""
     if type(name) is str and name.isascii():
         return name
-    return as_bytes(name).decode("utf-8", "replace")
+    return _decoded(as_bytes(name))
+
+
+@lru_cache(64)
+def _decoded(name: bytes) -> str:
+    return name.decode("utf-8", "replace")
 
 
 _MAGIC = b"sluice-dlist\x01"

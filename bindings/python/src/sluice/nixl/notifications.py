@@ -68,12 +68,12 @@ class Notifications(Meeting):
         """Sends a message without a transfer, and without waiting for the peer."""
         if backend:
             self._handles([backend])
-        message = messages.frame(self.name, notif_msg)
+        message, name = messages.frame(self.name, notif_msg), as_text(remote_agent_name)
         try:
-            if as_text(remote_agent_name) == self.name:
+            if name == self.name:
                 self._open().self_peer().notify(message)
             else:
-                self._live(remote_agent_name).outbox.send(message)
+                self._live(name).outbox.send(message)
         except errors.NoRouteError as e:  # what connected us is gone
             raise b.nixlRemoteDisconnectError(str(e)) from e
         except errors.Error as e:

@@ -8,6 +8,7 @@ from collections import deque
 from typing import Optional
 
 from .. import errors
+from .._library import PENDING
 from ..peer import Peer
 from ..transfer import Transfer
 from .backends import logger
@@ -15,7 +16,7 @@ from .bindings import nixlBackendError
 
 _MOST = 65536  # notifications that wait
 _BYTES = 64 << 20  # of them
-_SOON = 0.001  # seconds after which a thread waits in place of the sender
+_SOON_NS = 1_000_000  # after which a thread waits in place of the sender
 
 
 class Outbox:
@@ -40,17 +41,18 @@ class Outbox:
             if self._sending:
                 self._queue(message)
                 return
-            try:
-                t = self._load(message)
-                t.run(_SOON)
-            except errors.WaitTimeout:
+            t = self._transfer
+            if t is None:
+                t = self._transfer = self._peer.transfer("write")
+            code = t._send(message, _SOON_NS)
+            if code < 0:
+                self._transfer = None
+                raise errors.failure(code)
+            if code == PENDING:
                 threading.Thread(target=self._work, args=(t,), name="sluice-nixl-notify",
                                  daemon=True).start()
                 self._queue(message)
                 self._sending = True
-            except errors.Error:
-                self._transfer = None
-                raise
 
     def _queue(self, message: bytes) -> None:
         if len(self._waiting) >= _MOST or (self._bytes and self._bytes + len(message) > _BYTES):
@@ -58,12 +60,6 @@ class Outbox:
                                    f"wait for a peer that takes none")
         self._waiting.append(message)
         self._bytes += len(message)
-
-    def _load(self, message: bytes) -> Transfer:
-        if self._transfer is None:
-            self._transfer = self._peer.transfer("write")
-        self._transfer.message(message)
-        return self._transfer
 
     def _work(self, t: Transfer) -> None:
         while True:
@@ -74,7 +70,8 @@ class Outbox:
                     if not self._waiting:
                         self._sending = False
                         return
-                    self._load(self._waiting[0]).post()
+                    t.message(self._waiting[0])
+                    t.post()
             except errors.Error as e:
                 with self._lock:
                     logger.warning("%d notifications are lost with their peer: %s",
