@@ -185,12 +185,6 @@ func TestFlagsStay(t *testing.T) {
 			f, err := os.OpenFile(made.Name(), os.O_RDWR|flags, 0)
 			require.NoError(t, err)
 			r := newRig(t, cfg, fileSegment(f, size), size)
-			for _, fd := range []int{r.file.FD, r.file.Direct} {
-				got, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
-				if err != nil || got&unix.O_DSYNC != flags&unix.O_DSYNC {
-					t.Errorf("opened with %#x, and once more with %#x, %v", flags, got, err)
-				}
-			}
 			for i := range r.mem {
 				r.mem[i] = byte(i * flags >> 7)
 			}
@@ -200,6 +194,12 @@ func TestFlagsStay(t *testing.T) {
 			}
 			if got, err := os.ReadFile(f.Name()); err != nil || !bytes.Equal(got, r.mem) {
 				t.Errorf("flags %#x: the file differs (%v)", flags, err)
+			}
+			for _, fd := range []int{r.file.FD, r.file.Direct} {
+				got, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+				if err != nil || got&unix.O_DSYNC != flags&unix.O_DSYNC {
+					t.Errorf("opened with %#x, and once more with %#x, %v", flags, got, err)
+				}
 			}
 			require.NoError(t, f.Close())
 		}

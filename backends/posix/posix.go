@@ -36,7 +36,8 @@ func New(cfg Config) (*Backend, error) {
 		Memory: "host memory", Disk: "the disk",
 		KeysMax: cfg.KeysMax, JobsMax: cfg.JobsMax, Depth: cfg.Depth,
 		PieceMax: uint64(cfg.PieceMax), CachedMax: uint64(cfg.PieceMax), SplitMin: splitMin,
-		GapMax: cfg.GapMax, PlacesMax: placesMax, Buffered: cfg.Buffered, Durable: cfg.Durable,
+		GapMax: cfg.GapMax, PlacesMax: placesMax, ScatterMax: inlineMax,
+		Buffered: cfg.Buffered, Durable: cfg.Durable,
 	}, func(core *files.Core) (files.Mover, error) {
 		b.core = core
 		if cfg.Path == PathThreads {

@@ -25,10 +25,12 @@ import (
 // it set IORING_SETUP_COOP_TASKRUN, which defers completions to the next system call of the
 // thread: a goroutine that computes may make none for a long time.
 //
-// A caller that has armed sleeps on an eventfd. The kernel signals it at each completion, but only
-// while Listen asks for that. When more requests are ready than the table holds, or a caller waits
-// for a request to end, one goroutine, the keeper, waits in the kernel for completions. A caller
-// that polls needs neither. A writer (writer.go) does the short writes through the page cache.
+// The goroutine that waits for the only batch sleeps in the kernel (Sleep) until all of the batch
+// has ended. Otherwise a caller that has armed sleeps on an eventfd. The kernel signals it at each
+// completion, but only while Listen asks for that. When more requests are ready than the table
+// holds, or a caller waits for a request to end, one goroutine, the keeper, waits in the kernel for
+// completions. A caller that polls needs neither. A writer (writer.go) does the short writes
+// through the page cache.
 type ring struct {
 	core *files.Core
 	cfg  *Config
@@ -52,6 +54,10 @@ type ring struct {
 	// Guarded by Core.Mu.
 	files     []int32 // free indices of the registered file table
 	hasBounce bool    // the requests' bounce buffers are registered with io_uring
+
+	hasTimeout bool          // the kernel can wait for a time: Linux 5.11
+	sleepTime  unix.Timespec // sleepMax, for waitArg
+	waitArg    waitArg       // of every Sleep
 
 	// Guarded by Core.Mu where it is not atomic.
 	flying      int             // requests submitted to io_uring and not yet reaped
@@ -216,12 +222,7 @@ func (g *ring) publish() {
 // Kick implements files.Mover. One system call submits all queued requests, also those that other
 // goroutines have put.
 func (g *ring) Kick() {
-	if g.startDue.Load() {
-		g.startWriters()
-	}
-	if g.owed.Load() && g.owed.CompareAndSwap(true, false) {
-		_ = g.core.Event.Signal()
-	}
+	g.wakeOthers()
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		n := g.sq.tail.Load() - g.sq.head.Load()
 		if n == 0 {
@@ -231,6 +232,35 @@ func (g *ring) Kick() {
 			time.Sleep(pause) // the kernel is short of memory for requests
 		}
 	}
+}
+
+// wakeOthers starts the writers that have work, and signals the sleeping caller where the kernel
+// may not have.
+func (g *ring) wakeOthers() {
+	if g.startDue.Load() {
+		g.startWriters()
+	}
+	if g.owed.Load() && g.owed.CompareAndSwap(true, false) {
+		_ = g.core.Event.Signal()
+	}
+}
+
+// sleepMax bounds a call of Sleep, so that its caller looks whether it still has to wait. It also
+// ends the wait for landings that another goroutine has reaped between Waits and the system call.
+const sleepMax = 2 * time.Millisecond
+
+// Waits implements files.Sleeper. It does not count what writers do.
+func (g *ring) Waits(n int) int {
+	if !g.hasTimeout {
+		return 0
+	}
+	return min(n, g.flying)
+}
+
+// Sleep implements files.Sleeper. One system call submits the queued requests and waits.
+func (g *ring) Sleep(n int) {
+	g.wakeOthers()
+	g.enterFor(g.sq.tail.Load()-g.sq.head.Load(), uint32(n))
 }
 
 // Pending implements files.Mover.
@@ -281,8 +311,8 @@ func (g *ring) Arm() (pending bool) {
 // Wake implements files.Mover.
 func (g *ring) Wake() { wake(g.core, &g.armed) }
 
-// Listen implements files.Mover. The kernel signals the eventfd (bells) until the keeper is wanted.
-// From then on the keeper wakes the sleeping caller.
+// Listen implements files.Mover. The kernel signals the eventfd (bells) until the keeper is wanted
+// or a goroutine helps. From then on those wake the sleeping caller.
 func (g *ring) Listen(need bool) {
 	need = need && g.flying > 0 // writers call Serve themselves
 	g.wanted.Store(need)
@@ -292,15 +322,16 @@ func (g *ring) Listen(need bool) {
 		default:
 		}
 	}
+	silent := need || g.core.Helped()
 	switch {
-	case need && g.bells:
+	case silent && g.bells:
 		g.bells = false
 		g.cq.ring(false)
 		if g.rung { // the kernel may have seen the flag before it signalled what was reaped
 			g.rung = false
 			g.owed.Store(true)
 		}
-	case !need && !g.bells && g.armed.Load():
+	case !silent && !g.bells && g.armed.Load():
 		g.bells = true
 		g.cq.ring(true)
 		if g.Pending() { // the kernel may have queued it before it saw the flag

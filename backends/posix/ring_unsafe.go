@@ -29,12 +29,14 @@ const (
 	fsyncData     = 1 << 0
 
 	enterGetEvents = 1 << 0
+	enterExtArg    = 1 << 3
 
 	setupClamp     = 1 << 4
 	setupSubmitAll = 1 << 7
 
 	featSingleMmap = 1 << 0
 	featNoDrop     = 1 << 1
+	featExtArg     = 1 << 8
 
 	registerFiles     = 2
 	registerEventfd   = 4
@@ -95,6 +97,9 @@ func (g *ring) setup(entries uint32) error {
 		return sysErr("io_uring_setup", errno)
 	}
 	g.fd = fd
+	g.hasTimeout = p.features&featExtArg != 0
+	g.sleepTime = unix.NsecToTimespec(sleepMax.Nanoseconds())
+	g.waitArg.timeout = uint64(uintptr(unsafe.Pointer(&g.sleepTime)))
 	if p.features&featSingleMmap == 0 || p.features&featNoDrop == 0 || p.sqEntries < entries {
 		return fmt.Errorf("the kernel's io_uring is too old: features %#x, %d entries", p.features,
 			p.sqEntries)
@@ -159,6 +164,21 @@ func (g *ring) enter(n, wait uint32) syscall.Errno {
 	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), uintptr(wait),
 		flags, 0, 0)
 	return errno
+}
+
+// waitArg is the kernel's struct io_uring_getevents_arg.
+type waitArg struct {
+	sigmask     uint64
+	sigmaskSize uint32
+	_           uint32
+	timeout     uint64 // address of a timespec
+}
+
+// enterFor submits up to n entries and waits for so many completions, or for sleepMax.
+func (g *ring) enterFor(n, wait uint32) {
+	// Whatever ends the wait, the caller looks at the queues.
+	_, _, _ = unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(g.fd), uintptr(n), uintptr(wait),
+		enterGetEvents|enterExtArg, uintptr(unsafe.Pointer(&g.waitArg)), unsafe.Sizeof(g.waitArg))
 }
 
 func (g *ring) register(what int, arg unsafe.Pointer, n int) error {

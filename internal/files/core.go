@@ -31,6 +31,10 @@ type Config struct {
 	GapMax    int    // largest gap between two items that a bounced read includes; negative: none
 	PlacesMax int    // bounds the places of one request; at most 64
 
+	// ScatterMax bounds the bytes of one write through the page cache of a regular file whose
+	// places do not follow one another (Request.Scattered); 0: the Mover takes none.
+	ScatterMax uint64
+
 	// AnyReads says that the Mover can read at any alignment without the page cache. Then no read
 	// uses a buffer, and an EINVAL does not mean that the filesystem refuses O_DIRECT.
 	AnyReads bool
@@ -76,6 +80,16 @@ type Mover interface {
 	Close() error
 }
 
+// Sleeper is a Mover in which a goroutine can sleep until requests land.
+type Sleeper interface {
+	// Waits returns how many of n landings Sleep can wait for; 0: there is nothing to wait for.
+	// Core.Mu is held.
+	Waits(n int) int
+	// Sleep begins the requests that were put, and returns when that many have landed since Waits,
+	// or a few milliseconds later.
+	Sleep(n int)
+}
+
 // Core schedules the requests of a backend. Movers call it; programs use the Backend.
 type Core struct {
 	Config
@@ -110,6 +124,8 @@ type Core struct {
 	trays    []*tray
 	unsynced []*inode // inodes whose next fdatasync waits for a free request
 	durables int      // durable jobs under way
+	lastJob  *job     // the one submitted last
+	helped   *job     // for which a goroutine is in Peer.Help, one at a time; nil: none
 	// memory on whose Renew a goroutine of mayEnter waits
 	renewWaiters map[driver.Shared]struct{}
 	ended        sync.Cond // signalled at the end of a job
@@ -178,6 +194,12 @@ func (c *Core) openRequests() (err error) {
 
 // Bounce is the memory of the requests' buffers.
 func (c *Core) Bounce() []byte { return c.bounce }
+
+// Helped reports whether the only job under way is one for which a goroutine is in Peer.Help: that
+// one calls Serve for all landings, so that nobody else need do so or be woken. Mu is held.
+func (c *Core) Helped() bool {
+	return c.helped != nil && len(c.jobs)-len(c.freeJobs) == 1
+}
 
 // Request returns the request of a slot.
 func (c *Core) Request(slot int) *Request { return &c.requests[slot] }

@@ -18,7 +18,7 @@ type File struct {
 	ID
 	Buffered bool // all access goes through the page cache
 
-	FD      int    // the core's own descriptor, through the page cache
+	FD      int    // the core's own descriptor, through the page cache; -1: see plain
 	Direct  int    // a descriptor of the same file with O_DIRECT; -1: none
 	Why     string // why Direct is -1 or not used
 	Swapped bool   // Direct duplicates the caller's descriptor and FD is new; else the other way
@@ -102,24 +102,21 @@ func (c *Core) unuse(f *File) error {
 // open opens descriptors of the core's own for the file behind a caller's descriptor, so that the
 // caller may close its own.
 func (f *File) open(fd int) (err error) {
-	if f.FD, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		f.FD = -1
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
 		return fmt.Errorf("duplicate descriptor %d: %w", fd, os.NewSyscallError("fcntl", err))
 	}
-	mode := f.Flags &^ unix.O_DIRECT
-	if f.Flags&unix.O_DIRECT != 0 { // keep it as Direct, and open FD without O_DIRECT
-		plain, err := Reopen(f.FD, mode)
-		if err != nil {
-			return fmt.Errorf("open once more without O_DIRECT, for what is no whole block: %w",
-				err)
-		}
-		f.Direct, f.FD, f.Swapped = f.FD, plain, true
+	f.Swapped = f.Flags&unix.O_DIRECT != 0
+	if f.Swapped {
+		f.Direct = own
+	} else {
+		f.FD = own
 	}
 	if f.Buffered {
-		return f.DropDirect(f.Why)
+		return errors.Join(f.plain(), f.DropDirect(f.Why))
 	}
 	if f.Direct < 0 {
-		if f.Direct, err = Reopen(f.FD, mode|unix.O_DIRECT); err != nil {
+		if f.Direct, err = Reopen(f.FD, f.Flags|unix.O_DIRECT); err != nil {
 			f.Direct, f.Why = -1, "no O_DIRECT: "+err.Error()
 			return nil
 		}
@@ -142,6 +139,28 @@ func (f *File) open(fd int) (err error) {
 	return nil
 }
 
+// plain opens FD where the caller's descriptor has O_DIRECT. Most of those files are moved in whole
+// blocks, so it is opened when the first request needs it.
+//
+// Preconditions: Core.Mu is held, or no request can use the file yet.
+func (f *File) plain() (err error) {
+	if f.FD >= 0 {
+		return nil
+	}
+	if f.FD, err = Reopen(f.Direct, f.Flags&^unix.O_DIRECT); err != nil {
+		return fmt.Errorf("open once more without O_DIRECT, for what is no whole block: %w", err)
+	}
+	return nil
+}
+
+// own returns one of the core's descriptors of the file.
+func (f *File) own() int {
+	if f.FD < 0 {
+		return f.Direct
+	}
+	return f.FD
+}
+
 // CanDirect reports whether requests may bypass the page cache.
 func (f *File) CanDirect() bool { return f.Block > 0 && !f.refused }
 
@@ -158,7 +177,7 @@ func (f *File) DropDirect(why string) error {
 }
 
 // Name returns the present path of the file.
-func (f *File) Name() string { return name(f.FD, f.ID) }
+func (f *File) Name() string { return name(f.own(), f.ID) }
 
 func (f *File) close() (err error) {
 	for _, fd := range []int{f.Direct, f.FD} {

@@ -89,6 +89,7 @@ func (p *Peer) Submit(tag uint64, batch *driver.Batch) error {
 		return err
 	}
 	c.freeJobs = c.freeJobs[:len(c.freeJobs)-1]
+	c.lastJob = j
 	if j.durable {
 		c.durables++
 	}
@@ -109,6 +110,54 @@ func (p *Peer) Cancel(tag uint64) {
 	c.Mu.Lock()
 	c.cancel(driver.ErrAborted, func(j *job) bool { return j.by == p && j.tag == tag })
 	c.Leave()
+}
+
+// Help implements driver.Peer. While the job is the only one, its goroutine sleeps in the Mover
+// until all that the job has under way has landed: one wake-up for a batch, where the program's
+// descriptor would be signalled at each landing. A job that has more requests than the table holds
+// gets the next ones whenever a quarter of the table has landed.
+func (p *Peer) Help(tag uint64, stop <-chan struct{}) bool {
+	c := p.core
+	m, can := c.Mover.(Sleeper)
+	if !can || isClosed(stop) || !c.gate.Enter() {
+		return false
+	}
+	defer c.gate.Exit()
+	c.Mu.Lock()
+	j, did := c.lastJob, false
+	// Another goroutine may end the job, and submit another one in its place.
+	isMine := func() bool { return j != nil && j.by == p && j.tag == tag }
+	if c.helped != nil || !isMine() {
+		c.Mu.Unlock()
+		return false
+	}
+	for c.helped = j; c.Helped() && isMine() && !isClosed(stop); c.Mu.Lock() {
+		n := max(j.flying, 1)
+		if j.queued {
+			n = min(n, max(c.Depth/4, 1))
+		}
+		if n = m.Waits(n); n == 0 {
+			break
+		}
+		did = true
+		c.unlock()
+		m.Sleep(n)
+		c.Serve()
+	}
+	if isMine() {
+		c.helped = nil
+	}
+	c.Leave()
+	return did
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // Explain implements driver.Peer.

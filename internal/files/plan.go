@@ -67,6 +67,12 @@ func (c *Core) cut(j *job) bool {
 	} else if p.local.shared != nil && !c.mayEnter(p.local.shared) {
 		return false
 	}
+	if !direct && (kind == Write || !p.f.CanDirect()) { // (2)
+		if err := p.f.plain(); err != nil {
+			c.fail(j, err)
+			return false
+		}
+	}
 	r := c.free[len(c.free)-1]
 	c.free = c.free[:len(c.free)-1]
 	r.begin(kind, j)
@@ -105,13 +111,17 @@ func (c *Core) cut(j *job) bool {
 			if p, ok = c.following(j, r); !ok {
 				break
 			}
-			// A read also reads a gap between two items if that costs less than another request.
 			end := r.Off + r.N
+			if kind == Write && p.off != end {
+				c.cutApart(j, r, p)
+				break
+			}
+			// A read also reads a gap between two items if that costs less than another request.
 			if p.off < end || p.off-end > gapMax {
 				break
 			}
 			gap := p.off - end
-			if r.N+gap >= limit || gap > 0 && (kind == Write || len(r.Places) > c.PlacesMax-2) {
+			if r.N+gap >= limit || gap > 0 && len(r.Places) > c.PlacesMax-2 {
 				break
 			}
 			n, blocks = c.directPart(j, &p)
@@ -214,6 +224,18 @@ func (c *Core) mayEnter(s driver.Shared) bool {
 		}()
 	}
 	return false
+}
+
+// cutApart adds items that are apart from those before to a write through the page cache, from the
+// one at p on, while all of it remains short.
+func (c *Core) cutApart(j *job, r *Request, p place) {
+	for ok := !p.f.IsDevice(); ok && r.N+p.n <= c.ScatterMax; p, ok = c.following(j, r) {
+		if _, blocks := c.directPart(j, &p); blocks > 0 || !r.addApart(p.at, p.n, p.off,
+			c.PlacesMax) {
+			return
+		}
+		j.advance(&p, p.n)
+	}
 }
 
 // scatter copies the bytes of a bounced read from the buffer to the job's memory.

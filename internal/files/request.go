@@ -29,15 +29,20 @@ func (k Kind) String() string { return [...]string{"read", "write", "sync"}[k] }
 type Request struct {
 	Slot   int // index among the requests, below Config.Depth
 	Kind   Kind
-	File   *File       // nil for a sync
-	Direct bool        // bypasses the page cache (O_DIRECT)
-	Bounce bool        // a read into buffer, from which Serve copies to the program's memory
-	Memory *Memory     // the memory of the first place
-	Off    uint64      // offset in the file
-	N      uint64      // bytes, from Off on
-	Done   uint64      // bytes of N that earlier attempts have moved
-	Places []Place     // memory of the remaining bytes, in file order
-	Ending atomic.Bool // cancelled: the Mover need not begin what it has not begun
+	File   *File   // nil for a sync
+	Direct bool    // bypasses the page cache (O_DIRECT)
+	Bounce bool    // a read into buffer, from which Serve copies to the program's memory
+	Memory *Memory // the memory of the first place
+	Off    uint64  // offset in the file
+	N      uint64  // bytes, from Off on
+	Done   uint64  // bytes of N that earlier attempts have moved
+	Places []Place // memory of the remaining bytes, in file order
+
+	// Scattered says that each place has an offset of its own, in Offs, and that Off is not used: a
+	// short write through the page cache costs little more than what is done for each request.
+	Scattered bool
+	Offs      []uint64    // in the file, of Places
+	Ending    atomic.Bool // cancelled: the Mover need not begin what it has not begun
 
 	job     *job            // nil for a sync
 	inode   *inode          // the file that a sync is for; nil for a read or write
@@ -48,6 +53,7 @@ type Request struct {
 	shared  []driver.Shared // entered while the request may write to their pages
 	retries int
 	places  [placesMax]Place // backing array of Places
+	offs    [placesMax]uint64
 }
 
 // Place is a contiguous range of memory.
@@ -60,8 +66,8 @@ const placesMax = 64
 
 // begin resets a free request for a job; j is nil for a sync.
 func (r *Request) begin(kind Kind, j *job) {
-	r.Kind, r.job, r.Places = kind, j, r.places[:0]
-	r.Direct, r.Bounce = false, false
+	r.Kind, r.job, r.Places, r.Offs = kind, j, r.places[:0], r.offs[:0]
+	r.Direct, r.Bounce, r.Scattered = false, false, false
 	r.N, r.need, r.Done, r.retries = 0, 0, 0, 0
 	r.Ending.Store(false)
 }
@@ -82,6 +88,33 @@ func (r *Request) add(at, n uint64, most int) bool {
 	r.Places = append(r.Places, Place{at, n})
 	r.N += n
 	return true
+}
+
+// addApart appends n bytes at an address to the request, which becomes one whose places have
+// offsets of their own. It returns false if the request has most places.
+func (r *Request) addApart(at, n, off uint64, most int) bool {
+	if len(r.Places) == most {
+		return false
+	}
+	if !r.Scattered {
+		r.Scattered = true
+		next := r.Off
+		for _, v := range r.Places {
+			r.Offs = append(r.Offs, next)
+			next += v.Len
+		}
+	}
+	r.Places, r.Offs = append(r.Places, Place{at, n}), append(r.Offs, off)
+	r.N += n
+	return true
+}
+
+// offset returns where the first remaining byte lies in the file.
+func (r *Request) offset() uint64 {
+	if r.Scattered && len(r.Offs) > 0 {
+		return r.Offs[0]
+	}
+	return r.Off + r.Done
 }
 
 // FD returns the file descriptor that the Mover must use for the request.
@@ -111,9 +144,15 @@ func (r *Request) advance(n uint64) {
 		if n >= v.Len {
 			n -= v.Len
 			r.Places = r.Places[1:]
+			if r.Scattered {
+				r.Offs = r.Offs[1:]
+			}
 			continue
 		}
 		v.At, v.Len = v.At+n, v.Len-n
+		if r.Scattered {
+			r.Offs[0] += n
+		}
 		n = 0
 	}
 }
@@ -139,5 +178,5 @@ func (r *Request) release() {
 		r.shared[i] = nil
 	}
 	r.shared = r.shared[:0]
-	r.job, r.File, r.Memory, r.inode, r.Places = nil, nil, nil, nil, nil
+	r.job, r.File, r.Memory, r.inode, r.Places, r.Offs = nil, nil, nil, nil, nil, nil
 }

@@ -167,11 +167,15 @@ func (c *Core) settle(j *job) {
 	if j.durable {
 		c.durables--
 	}
+	if c.helped != j { // the engine polls after Help
+		c.news = true
+	} else {
+		c.helped = nil
+	}
 	tag, err := j.tag, j.err
 	j.clear()
 	c.freeJobs = append(c.freeJobs, j)
 	c.done.Push(tag, err)
-	c.news = true
 	if c.waiters > 0 {
 		c.ended.Broadcast()
 	}
@@ -190,14 +194,19 @@ func (c *Core) fail(j *job, err error) {
 // while further requests must begin, or a caller waits for the end of a job, since the program may
 // not poll meanwhile.
 func (c *Core) Leave() {
-	c.Mover.Listen(c.queue.n > 0 || c.durables > 0 || c.waiters > 0)
+	c.unlock()
+	c.Mover.Kick()
+}
+
+// unlock is Leave without Kick.
+func (c *Core) unlock() {
+	c.Mover.Listen(c.waiters > 0 || !c.Helped() && (c.queue.n > 0 || c.durables > 0))
 	news := c.news
 	c.news = false
 	c.Mu.Unlock()
 	if news {
 		c.Mover.Wake()
 	}
-	c.Mover.Kick()
 }
 
 // judge decides what follows a landing: another attempt at the remaining bytes, or the end of the
@@ -220,8 +229,10 @@ func (r *Request) judge(l *Landing, anyReads bool) (again bool, err error) {
 	case r.Done >= r.need, r.job.err != nil:
 		return false, nil
 	case !r.Direct || r.Done&(r.File.Block-1) == 0:
-	case r.Kind == Write:
-		r.Direct = false // write the rest of the request through the page cache
+	case r.Kind == Write: // the rest of it goes through the page cache
+		if err := r.leaveDirect(); err != nil {
+			return false, r.failure(err)
+		}
 	case !anyReads:
 		return false, r.stuck() // a direct read stops inside a block only at the end of the file
 	}
@@ -247,10 +258,17 @@ func (r *Request) refused(why error, anyReads bool) (again bool, err error) {
 		// be using it.
 		r.File.refused = true
 		r.File.Why = "the filesystem refuses O_DIRECT at work: " + why.Error()
-		r.Direct = false
-		return true, nil
+		if why = r.leaveDirect(); why == nil {
+			return true, nil
+		}
 	}
 	return false, r.failure(why)
+}
+
+// leaveDirect has what is left of a request go through the page cache.
+func (r *Request) leaveDirect() error {
+	r.Direct = false
+	return r.File.plain()
 }
 
 // stuck returns the error of a request that makes no progress.
@@ -266,7 +284,7 @@ func (r *Request) failure(cause error) error {
 	if r.Kind == Sync {
 		return &driver.FileError{Op: "sync", Name: name(r.inode.sync, ID{}), Off: -1, Err: cause}
 	}
-	e := &driver.FileError{Op: r.Kind.String(), Name: r.File.Name(), Off: int64(r.Off + r.Done),
+	e := &driver.FileError{Op: r.Kind.String(), Name: r.File.Name(), Off: int64(r.offset()),
 		Err: cause}
 	c := r.first
 	at := r.job.place(c)

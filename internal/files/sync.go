@@ -32,8 +32,8 @@ func (n *inode) keeps(f *File) error {
 	if n.sync >= 0 || n.syncNo != nil {
 		return n.syncNo
 	}
-	if n.sync, n.syncNo = reopen(f.FD, unix.O_RDONLY); n.syncNo != nil {
-		n.sync, n.syncNo = reopen(f.FD, f.Flags&unix.O_ACCMODE)
+	if n.sync, n.syncNo = reopen(f.own(), unix.O_RDONLY); n.syncNo != nil {
+		n.sync, n.syncNo = reopen(f.own(), f.Flags&unix.O_ACCMODE)
 	}
 	if n.syncNo != nil {
 		n.syncNo = fmt.Errorf("no durable writes: the file cannot be opened once more for a sync "+
