@@ -28,10 +28,11 @@
 // # A stream
 //
 // With Options.Stream there is one rank on each side, and requests are handed over one at a time,
-// as the trace has them. The prefill has memory for two layers only: it fills a layer, hands it
-// over, waits until it has arrived, and copies the same bytes by memcpy, before or after, as a
-// baseline. The decode has a prefix cache: it keeps the blocks of requests by hash until it needs
-// the room, and takes the first blocks of later requests from there. Those are compared, too.
+// as the trace has them. The prefill has memory for two layers only: it fills a layer, makes its
+// digest, hands it over, waits until it has arrived, and copies the same bytes by memcpy, before or
+// after, as a baseline. The decode compares the digest while the prefill fills the next layer. It
+// has a prefix cache: it keeps the blocks of requests by hash until it needs the room, and takes
+// the first blocks of later requests from there. Those are compared, too.
 //
 // # What is proved
 //

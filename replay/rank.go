@@ -96,6 +96,7 @@ type result struct {
 	Bytes       uint64        `json:"bytes"`
 	Transfer    time.Duration `json:"transfer_ns"`
 	Fill        time.Duration `json:"fill_ns"`
+	Digest      time.Duration `json:"digest_ns"`
 	Memcpy      time.Duration `json:"memcpy_ns"`
 	MemcpyBytes uint64        `json:"memcpy_bytes"`
 }
@@ -539,9 +540,10 @@ func (r *rank) push(f *flight, reportHalf bool) error {
 	return nil
 }
 
-// stream fills a layer and hands it over. It also copies the same bytes by memcpy, as the baseline:
-// before the hand-over in odd layers, after it in even ones. With wait it returns when the layer
-// has arrived, since the layer after the next one gets the same memory. An Abort proves that, too.
+// stream fills a layer and hands it over, which begins with its digest. It also copies the same
+// bytes by memcpy, as the baseline: before the hand-over in odd layers, after it in even ones. With
+// wait it returns when the layer has arrived, since the layer after the next one gets the same
+// memory. An Abort proves that, too.
 func (r *rank) stream(p *handoff.GroupPush, f *flight, layer int, wait bool) error {
 	began := time.Now()
 	r.pools.fill(f.tables, f.request, layer, false)
@@ -550,7 +552,10 @@ func (r *rank) stream(p *handoff.GroupPush, f *flight, layer int, wait bool) err
 	if layer%2 == 1 {
 		r.base.run(pieces)
 	}
-	if err := p.Layer(r.ctx, layer); err != nil || !wait {
+	began = time.Now()
+	err := p.Layer(r.ctx, layer)
+	r.res.Digest += time.Since(began)
+	if err != nil || !wait {
 		return err
 	}
 	select {

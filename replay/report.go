@@ -48,7 +48,8 @@ type Report struct {
 	Retried  int    `json:"retried"`  // hand-overs that failed and were begun again
 	Tokens   uint64 `json:"tokens"`   // of the longest
 	Bytes    uint64 `json:"bytes"`    // that have come
-	// Of a stream, bytes over the time in which a layer was in flight. Else the bytes of rounds
+	// Of a stream, bytes over the time in which a layer was in flight, without the prefill's
+	// digests before that, and beside the decode's digests. Else the bytes of rounds
 	// without an end before time, over the time from the order to hand over to the last rank's word
 	// that it has.
 	GBps       float64 `json:"gbps"`
@@ -91,6 +92,7 @@ type Times struct {
 	Replay   float64 `json:"replay"`   // all requests
 	Transfer float64 `json:"transfer"` // of a stream, layers in flight; else requests
 	Fill     float64 `json:"fill"`     // of a stream: making the content
+	Digest   float64 `json:"digest"`   // of a stream: the prefill's digests, before each transfer
 	Memcpy   float64 `json:"memcpy"`   // of a stream
 }
 
@@ -180,7 +182,7 @@ func (r *Report) add(g *result) {
 	if g.Transfer > 0 {
 		r.GBps = figures.GBps(g.Bytes, g.Transfer)
 		r.Seconds.Transfer, r.Seconds.Fill = g.Transfer.Seconds(), g.Fill.Seconds()
-		r.Seconds.Memcpy = g.Memcpy.Seconds()
+		r.Seconds.Digest, r.Seconds.Memcpy = g.Digest.Seconds(), g.Memcpy.Seconds()
 		if r.MemcpyGBps = figures.GBps(g.MemcpyBytes, g.Memcpy); r.MemcpyGBps > 0 {
 			r.Ratio = r.GBps / r.MemcpyGBps
 		}
@@ -213,13 +215,19 @@ func (r *Report) Text(w io.Writer) error {
 	if r.GBps > 0 {
 		rate = fmt.Sprintf(", %.2f GB/s", r.GBps)
 	}
+	switch {
+	case r.Digests && r.stream:
+		rate += " beside the decode's digests"
+	case r.Digests:
+		rate += " with digests on both sides"
+	}
 	if r.Digests {
 		digests = "and digests of layers"
-		rate += " with digests on both sides"
 	}
 	if r.stream {
 		rate += fmt.Sprintf(", memcpy %.2f GB/s, ratio %.3f", r.MemcpyGBps, r.Ratio)
-		stream = fmt.Sprintf("; filling %.2f s, memcpy %.2f s", r.Seconds.Fill, r.Seconds.Memcpy)
+		stream = fmt.Sprintf("; filling %.2f s, the prefill's digests %.2f s, memcpy %.2f s",
+			r.Seconds.Fill, r.Seconds.Digest, r.Seconds.Memcpy)
 	}
 	_, err := fmt.Fprintf(w, `model       %s, %d of %d layers, in pools of %s, %d thread(s)
 prefill     %s: %s

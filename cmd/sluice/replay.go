@@ -48,11 +48,14 @@ requests of the same statistics as a public conversation trace. Requests go one 
 other. The decode keeps their blocks in its pool, and has the first blocks of later ones
 from there: prefix_hits, prefix_tokens.
 
-gbps counts the time in which a layer was in flight, memcpy_gbps the same bytes copied
-by memcpy by as many threads, in alternation; filling is reported apart, and so are checks,
-which happen while no layer is in flight. request_ms runs from the offer to the
-confirmation, without the time of filling and memcpy. --abort-rate has the processes end a
-share of the requests in mid-flight: what is written to their blocks later is found.
+Both processes also compare a digest of each layer, over the bytes of all of its blocks,
+before a request is complete. gbps counts the time in which a layer was in flight,
+memcpy_gbps the same bytes copied by memcpy by as many threads, in alternation; ratio is the
+one over the other. Filling and the prefill's digests, which come before each layer, are
+reported apart, and so is the comparison of each byte, behind each request. request_ms runs
+from the offer to the confirmation, without the time of filling and memcpy. --abort-rate
+has the processes end a share of the requests in mid-flight: what is written to their
+blocks later is found.
 
 --fault wraps the backends of both sides, or of the one that --fault-side names, in
 faults, named with commas between: slow, failing, lossy (a completion that never comes),
@@ -198,7 +201,7 @@ func (f *replayFlags) options(c *cobra.Command) (*replay.Options, error) {
 	}
 	o := &replay.Options{Backend: f.backend.name, Speed: f.speed, Scale: f.groups.scale,
 		AbortRate: f.abortRate, HitRate: f.groups.hits, Kill: replay.Side(f.groups.kill),
-		Digest: groups && f.groups.checksum, Threads: f.threads, Seed: f.seed, Limit: f.timeout,
+		Digest: !groups || f.groups.checksum, Threads: f.threads, Seed: f.seed, Limit: f.timeout,
 		Stream: !groups}
 	if o.Spec, o.Prefill, o.Decode, err = names.parse(); err != nil {
 		return nil, err

@@ -87,7 +87,8 @@ func TestReplay(t *testing.T) {
 		"bytes": moved * 61 * 132 * 512})
 	wantKeys(t, "request_ms", r["request_ms"], "p50", "p99")
 	wantKeys(t, "layer_us", r["layer_us"], "p50", "p99")
-	wantKeys(t, "seconds", r["seconds"], "setup", "replay", "fill", "transfer", "memcpy")
+	wantKeys(t, "seconds", r["seconds"], "setup", "replay", "fill", "digest", "transfer", "memcpy")
+	require.Equal(t, true, r["digests"])
 	if r["route"] != "shm" || r["gbps"].(float64) <= 0 || r["memcpy_gbps"].(float64) <= 0 {
 		t.Errorf("route %v, %v GB/s, memcpy %v GB/s", r["route"], r["gbps"], r["memcpy_gbps"])
 	}
@@ -142,7 +143,7 @@ func TestReplayOfGeneratedRequests(t *testing.T) {
 func TestReplayAsText(t *testing.T) {
 	o := sluice(t, "replay", "--model", smallModel, "--requests", "2", "--trace", smallTrace(t, 2))
 	wantStory(t, o)
-	for _, want := range []string{"mismatches  0", "memcpy", "filling",
+	for _, want := range []string{"mismatches  0", "beside the decode's digests, memcpy", "filling",
 		"route       shm"} {
 		require.Contains(t, o.stdout, want)
 	}
