@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any, Iterator
@@ -56,6 +57,31 @@ def test_past_the_page_cache_where_asked(files: nixl.nixl_agent, tmp_path: Path)
     host, *there = [r.what for r in files._places.all()]
     told = [itself.explain(host, itself.remote(r.name)) for r in there]
     assert ["as its registration asked" in text for text in told] == [True, True, False]
+
+
+def test_a_filesystem_without_direct(files: nixl.nixl_agent, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot be opened with O_DIRECT is opened without."""
+    opened = os.open
+
+    def refusing(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refusing)
+    target = tmp_path / "target"
+    listed = files.register_memory([(0, 4096, 1, f"rw,create,direct:{target}")], "FILE")
+    write(files, np.full(4096, ord("K"), np.uint8), listed)
+    assert target.read_bytes() == b"K" * 4096
+
+
+def test_edges_of_a_file_that_is_open_with_direct(files: nixl.nixl_agent, tmp_path: Path) -> None:
+    """What is no whole block needs the file to be opened once more."""
+    target = tmp_path / "target"
+    listed = files.register_memory([(100, 5000, 1, f"rw,create,direct:{target}")], "FILE")
+    write(files, np.full(5000, ord("K"), np.uint8), listed)
+    assert target.read_bytes() == bytes(100) + b"K" * 5000
 
 
 @pytest.mark.parametrize("by_path", [True, False])

@@ -147,11 +147,16 @@ def _file(source: File) -> Located:
     if number(length, "length", 63) == 0:
         raise ArgumentError(
             f"file: nothing of it lies behind offset {offset}: make it longer first")
-    flags = ((_library.EXTENDS if source.extends else 0)
-             | (_library.BUFFERED if source.buffered else 0))
+    return open_file(fd, offset, length, source.extends, source.buffered, source)
+
+
+def open_file(fd: int, offset: int, length: int, extends: bool, buffered: bool, keep: Any,
+              writable: bool = True) -> Located:
+    """A range of an open file, which `keep` keeps open."""
+    flags = (_library.EXTENDS if extends else 0) | (_library.BUFFERED if buffered else 0)
     segment = _library.Segment(kind=_library.KIND_FILE, file=fd, offset=offset, length=length,
                                flags=flags)
-    return Located(segment, source)
+    return Located(segment, keep, writable)
 
 
 def _tensor(t: Any) -> Located:

@@ -254,16 +254,19 @@ class nixlRegDList(_List):
             return
         super().__init__(type)
         if not isinstance(descs, int):
-            self._append([tuple(desc) for desc in descs])
+            self._append(list(map(tuple, descs)))
 
     def _append(self, descs: list[tuple[Any, ...]]) -> None:
-        if any(len(desc) != 4 for desc in descs):
+        if not descs:
+            return
+        if set(map(len, descs)) != {4}:
             raise TypeError("want (address, length, device, meta) each")
+        *columns, metas = zip(*descs)
         try:
-            about = [as_bytes(desc[3]) for desc in descs]
+            about = list(map(as_bytes, metas))
         except TypeError as e:
             raise RuntimeError(str(e)) from None  # as the wheel has it
-        self._extend([desc[:3] for desc in descs])
+        self._extend(list(zip(*columns)))
         self._about += about
 
     def __getitem__(self, i: int) -> tuple[int, int, int, bytes]:

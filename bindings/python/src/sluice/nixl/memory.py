@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import weakref
 from contextlib import suppress
 from typing import Any, Iterable, Optional
@@ -220,7 +221,7 @@ class Memory(Backends):
             raise TypeError("query_memory: this is no list of memory")
         if "FILE_SEG" not in plugins.PLUGINS[backend].mems:
             raise b.nixlNotSupportedError(f"{backend} knows nothing of memory")
-        return [_query(descs[i][3]) for i in range(descs.descCount())]
+        return [_query(path) for path in descs._metas()]
 
 
 def _query(path: bytes) -> Optional[dict[str, str]]:
@@ -228,8 +229,9 @@ def _query(path: bytes) -> Optional[dict[str, str]]:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return {"size": str(found.st_size), "mode": str(found.st_mode),
-            "mtime": str(int(found.st_mtime))}
+    # By their places, which is faster: the time is in whole seconds there.
+    return {"size": str(found[stat.ST_SIZE]), "mode": str(found[stat.ST_MODE]),
+            "mtime": str(found[stat.ST_MTIME])}
 
 
 def _called(path: Optional[bytes]) -> str:

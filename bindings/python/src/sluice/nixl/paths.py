@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 from dataclasses import dataclass
 from typing import Optional
 
-from .._segments import File, Located, locate
+from .._segments import File, Located, locate, open_file
 from . import bindings as b
 
 _ACCESS = {b"ro": False, b"rw": True}
@@ -26,10 +27,20 @@ class Named:
     direct: bool
 
     def open(self) -> _Opened:
-        """The open file, which is made where it may be created."""
+        """The open file, which is made where it may be created. Where the filesystem has no
+        O_DIRECT, it is opened without.
+        """
         flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC
+        flags |= os.O_CREAT if self.create else 0
         try:
-            return _Opened(os.open(self.path, flags | (os.O_CREAT if self.create else 0), 0o600))
+            if not self.direct:
+                return _Opened(os.open(self.path, flags, 0o600))
+            try:
+                return _Opened(os.open(self.path, flags | os.O_DIRECT, 0o600))
+            except OSError as e:
+                if e.errno != errno.EINVAL:
+                    raise
+                return _Opened(os.open(self.path, flags, 0o600))
         except OSError as e:
             raise b.nixlBackendError(f"register {os.fsdecode(self.path)}: {e.strerror}") from e
 
@@ -52,6 +63,10 @@ _ALL = 1 << 62  # bytes of a range that has no length: of as much as is ever wri
 def file(number: int, named: Optional[Named], offset: int, length: int) -> Located:
     """A range of a file, which a write makes as long as NIXL's POSIX does. 0: all from the offset.
     """
+    if named is not None and length and offset < _ALL and length < _ALL:
+        opened = named.open()
+        return open_file(opened.fd, offset, length, named.writable, not named.direct, opened,
+                         named.writable)
     opened = None if named is None else named.open()
     at = number if opened is None else opened.fd
     try:
