@@ -63,11 +63,10 @@ _ALL = 1 << 62  # bytes of a range that has no length: of as much as is ever wri
 def file(number: int, named: Optional[Named], offset: int, length: int) -> Located:
     """A range of a file, which a write makes as long as NIXL's POSIX does. 0: all from the offset.
     """
-    if named is not None and length and offset < _ALL and length < _ALL:
-        opened = named.open()
+    opened = None if named is None else named.open()
+    if named is not None and opened is not None and 0 < length < _ALL and offset < _ALL:
         return open_file(opened.fd, offset, length, named.writable, not named.direct, opened,
                          named.writable)
-    opened = None if named is None else named.open()
     at = number if opened is None else opened.fd
     try:
         flags, mode = fcntl.fcntl(at, fcntl.F_GETFL), os.fstat(at).st_mode
