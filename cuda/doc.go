@@ -17,7 +17,10 @@
 // Summer digests cells of KV cache in a card's memory: the kernel of digest.cu has the sums of
 // package csrc/digest, which computes them on the CPU.
 //
-// The argument structs are those of gather.h and digest.h, which the kernels include;
+// The kernels of sparse.cu look entries of sparse attention up as package csrc/sparse does on the
+// CPU, with tables and batches in a card's memory. Nothing but tests launches them yet.
+//
+// The argument structs are those of gather.h, digest.h and sparse.h, which the kernels include;
 // layout_unsafe.go compares them with Go's. Everything here builds with CGO_ENABLED=0, but no
 // Summer opens then.
 package cuda

@@ -103,6 +103,31 @@ func TestDigestKernelsOnTheCPU(t *testing.T) {
 	}
 }
 
+// TestLookupKernelsOnTheCPU runs the kernels of sparse.cu, the threads of a block in random order,
+// over random tables and batches, and compares with csrc/sparse. Planted errors must be caught.
+func TestLookupKernelsOnTheCPU(t *testing.T) {
+	sources := []string{"testdata/sparse_host.c", "../csrc/sparse/sparse.c"}
+	for compiler, flags := range map[string][]string{"gcc": sanitizers, "clang-19": {"-O3"}} {
+		t.Run(compiler, func(t *testing.T) {
+			t.Parallel()
+			exe := hostBuild(t, sources, tool(t, compiler, "apt-get install "+compiler), flags...)
+			out, err := exec.Command(exe).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Regexp(t, `(?m)^\d{4} sets, \d{5,} misses, \d{3} refused$`, string(out))
+			for planted, want := range map[string]string{"sets": "heap-buffer-overflow",
+				"blocks": "heap-buffer-overflow", "entries": "heap-buffer-overflow",
+				"misses": "heap-buffer-overflow", "barrier": "differ"} {
+				if compiler != "gcc" && want != "differ" {
+					continue
+				}
+				out, err := exec.Command(exe, planted).CombinedOutput()
+				require.Error(t, err, planted)
+				require.Contains(t, string(out), want, planted)
+			}
+		})
+	}
+}
+
 // generators are the commands of go generate.
 func generators(t *testing.T) [][]string {
 	t.Helper()
@@ -124,8 +149,8 @@ const clangOfModules = "19.1.7"
 // TestModulesAreOfThisSource makes the modules again.
 func TestModulesAreOfThisSource(t *testing.T) {
 	commands := generators(t)
-	if len(commands) != 2 {
-		t.Fatalf("%d commands for the modules of moves and of digests", len(commands))
+	if len(commands) != 3 {
+		t.Fatalf("%d commands for the modules of moves, digests and lookups", len(commands))
 	}
 	for _, command := range commands {
 		clang := tool(t, command[0], "apt-get install clang-19")
@@ -194,11 +219,30 @@ func TestDigestModuleSaysWhatItNeeds(t *testing.T) {
 	}
 }
 
+// TestLookupModuleSaysWhatItNeeds reads the PTX: threads of half a warp speak with one another by
+// votes, those of a block wait without being together, and nothing lies in memory that should be in
+// registers.
+func TestLookupModuleSaysWhatItNeeds(t *testing.T) {
+	for _, want := range []string{".version 7.8", ".target sm_80\n", "vote.sync.ballot.b32",
+		"redux.sync.max.u32", "bar.warp.sync", "barrier.sync", "red.global.min.u64",
+		fmt.Sprintf(".maxntid %d,", lookupThreads)} {
+		require.Contains(t, lookups.PTX, want)
+	}
+	for _, kernel := range lookups.Kernels {
+		require.Contains(t, lookups.PTX, ".visible .entry "+kernel+"(")
+		require.Contains(t, lookups.PTX, fmt.Sprintf("%s_param_0[%d]", kernel,
+			unsafe.Sizeof(lookupArgs{})))
+	}
+	for _, bad := range []string{".local", "call", "bar.sync"} {
+		require.NotContains(t, lookups.PTX, bad)
+	}
+}
+
 // TestModulesAssemble has NVIDIA's assembler look at what clang does not: inline assembly.
 func TestModulesAssemble(t *testing.T) {
 	ptxas := tool(t, "ptxas", "pip download nvidia-cuda-nvcc-cu12, or install a CUDA toolkit "+
 		"from 12.0 on")
-	for _, m := range []Module{moves, sums} {
+	for _, m := range []Module{moves, sums, lookups} {
 		file := filepath.Join(t.TempDir(), "module.ptx")
 		require.NoError(t, os.WriteFile(file, []byte(m.PTX), 0o600))
 		out, err := exec.Command(ptxas, "-v", fmt.Sprintf("-arch=sm_%d", m.Compute), "-o",

@@ -7,6 +7,7 @@ package cuda
 /*
 #include "digest.h"
 #include "gather.h"
+#include "sparse.h"
 */
 import "C"
 
@@ -55,4 +56,20 @@ const (
 	_ = uint(cellThreads - C.SL_CELL_THREADS)
 	_ = uint(C.SL_CELL_LOADS - cellLoads)
 	_ = uint(cellLoads - C.SL_CELL_LOADS)
+)
+
+// The same for the kernels that look up, and sparse.h.
+const (
+	_ = uint(unsafe.Sizeof(lookupArgs{}) - unsafe.Sizeof(C.struct_sl_lookup{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_lookup{}) - unsafe.Sizeof(lookupArgs{}))
+	_ = uint(unsafe.Offsetof(lookupArgs{}.slots) - unsafe.Offsetof(C.struct_sl_lookup{}.slots))
+	_ = uint(unsafe.Offsetof(C.struct_sl_lookup{}.slots) - unsafe.Offsetof(lookupArgs{}.slots))
+	_ = uint(unsafe.Offsetof(lookupArgs{}.bad) - unsafe.Offsetof(C.struct_sl_lookup{}.bad))
+	_ = uint(unsafe.Offsetof(C.struct_sl_lookup{}.bad) - unsafe.Offsetof(lookupArgs{}.bad))
+	_ = uint(unsafe.Offsetof(lookupArgs{}.shift) - unsafe.Offsetof(C.struct_sl_lookup{}.shift))
+	_ = uint(unsafe.Offsetof(C.struct_sl_lookup{}.shift) - unsafe.Offsetof(lookupArgs{}.shift))
+	_ = uint(unsafe.Sizeof(lookupBad{}) - unsafe.Sizeof(C.struct_sl_lookup_bad{}))
+	_ = uint(unsafe.Sizeof(C.struct_sl_lookup_bad{}) - unsafe.Sizeof(lookupBad{}))
+	_ = uint(C.SL_LOOKUP_THREADS - lookupThreads)
+	_ = uint(lookupThreads - C.SL_LOOKUP_THREADS)
 )

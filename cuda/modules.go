@@ -10,6 +10,7 @@ import _ "embed" // the modules
 //
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S gather.cu -o gather_sm80.ptx
 //go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S digest.cu -o digest_sm80.ptx
+//go:generate clang-19 -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib --cuda-feature=+ptx78 -O3 -std=c++17 -S sparse.cu -o sparse_sm80.ptx
 
 //go:embed gather_sm80.ptx
 var gather80 string
@@ -17,10 +18,23 @@ var gather80 string
 //go:embed digest_sm80.ptx
 var digest80 string
 
+//go:embed sparse_sm80.ptx
+var sparse80 string
+
 // sums is the module of Summer.
 var sums = Module{"digest_sm80", digest80, 80, 11080, []string{kernelDigest}}
 
 const kernelDigest = "sl_digest_cells"
+
+// lookups is the module of the lookup that package csrc/sparse does on the CPU. Its kernels are
+// launched in this order.
+var lookups = Module{"sparse_sm80", sparse80, 80, 11080, []string{kernelLookupCheck,
+	kernelLookupSets}}
+
+const (
+	kernelLookupCheck = "sl_lookup_check"
+	kernelLookupSets  = "sl_lookup_sets"
+)
 
 // The kernels by name. Each takes one struct sl_move (gather.h) by value, that for nests one
 // struct sl_nested.

@@ -121,7 +121,7 @@ func checkSteps(t *testing.T, r report, skipped []string) {
 		}
 	}
 	for _, name := range []string{"card", "ptxas gather_sm80", "ptxas digest_sm80",
-		"memcheck", "backend"} {
+		"ptxas sparse_sm80", "memcheck", "backend"} {
 		if steps[name] != "ok" && steps[name] != "missing" && !slices.Contains(skipped, name) {
 			t.Errorf("%s: %q", name, steps[name])
 		}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A software stand-in of libcuda for tests, never installed: device memory is memory of the
- * host, and kernels are those of gather.cu, compiled for the CPU. Streams work beside the program,
+ * host, and kernels are those of this package, compiled for the CPU. Streams work beside the program,
  * each in a thread of its own. It refuses what a driver refuses and tests could get wrong.
  * STANDIN_COMPUTE and STANDIN_DRIVER say what card it is, STANDIN_DEVICES how many there are,
  * STANDIN_REFUSES the module that it does not compile, and STANDIN_PANEL the file of
@@ -13,6 +13,10 @@
 
 #include "../digest.cu"
 
+
+#include "../sparse.cu"
+
+#include "block_host.h"
 #include "ring_host.h"
 
 #include "../../csrc/cuda/calls.h"
@@ -49,11 +53,21 @@ static void run_rows(const void *args) { sl_move_rows(*(const struct sl_move *)a
 static void run_async(const void *args) { sl_move_async(*(const struct sl_move *)args); }
 static void run_nest(const void *args) { sl_move_nest(*(const struct sl_nested *)args); }
 static void run_digest(const void *args) { sl_digest_cells(*(const struct sl_digest *)args); }
+static void run_check(const void *args) { sl_lookup_check(*(const struct sl_lookup *)args); }
+static void run_sets(const void *args) { sl_lookup_sets(*(const struct sl_lookup *)args); }
+/* Its threads wait for one another: the first runs all. */
+static void run_blocks(const void *args)
+{
+	if (sl_at.tid == 0)
+		block_run(run_sets, args);
+}
 static struct CUfunc_st functions[] = {
 	{"sl_move_rows", run_rows, sizeof(struct sl_move), SL_ROWS_THREADS, 48 << 10},
 	{"sl_move_nest", run_nest, sizeof(struct sl_nested), SL_ROWS_THREADS, 48 << 10},
 	{"sl_move_async", run_async, sizeof(struct sl_move), SL_ASYNC_THREADS, 48 << 10},
 	{"sl_digest_cells", run_digest, sizeof(struct sl_digest), SL_DIGEST_THREADS, 48 << 10},
+	{"sl_lookup_check", run_check, sizeof(struct sl_lookup), SL_LOOKUP_THREADS, 48 << 10},
+	{"sl_lookup_sets", run_blocks, sizeof(struct sl_lookup), SL_LOOKUP_THREADS, 48 << 10},
 	{0},
 };
 
