@@ -129,7 +129,8 @@ func (p *Peer) MessageMax() int {
 
 // Notify sends a message without data and returns when it is on its way. What a backend has taken
 // and the peer has yet to acknowledge then, as over tcp, is lost with its connection alone, and
-// nothing is told of it. To hear of that, post a Transfer that has a message alone.
+// nothing is told of it. Peer.Close and Engine.Close give it time (tcp: Config.CloseMax); a process
+// that ends without them may not. To hear of a loss, post a Transfer that has a message alone.
 //
 // It is ErrBounds when the message is longer than MessageMax. Each call takes one of
 // Config.TransfersMax until its message is acknowledged: ErrFull when all are in use. When ctx ends

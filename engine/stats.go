@@ -209,7 +209,7 @@ func (g *group) tellsRate() bool {
 	for i := range g.patterns {
 		pieces += g.patterns[i].Count * g.patterns[i].Runs()
 	}
-	return g.bytes >= uint64(pieces)*ratePieceMin
+	return g.bytes/ratePieceMin >= uint64(pieces)
 }
 
 // enter begins a large transfer.

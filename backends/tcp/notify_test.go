@@ -70,3 +70,38 @@ func TestNotifsOfAHaltedOwnerAreNotAcknowledged(t *testing.T) {
 		require.Zero(t, g.notifs.unreceived, "messages that were delivered")
 	}
 }
+
+// A message alone that waits for the socket when Close begins goes all the same: who sent it does
+// not wait for its acknowledgement. A batch with bytes is left out, and no message follows it.
+func TestCloseSendsQueuedMessages(t *testing.T) {
+	b, owner := open(t, Config{}), open(t, Config{})
+	p := dial(t, b, owner.Addr())
+	local, _ := share(t, b, 64)
+	remote, _ := share(t, owner, 64)
+	key := importKey(t, p, remote)
+	c := p.conns[express]
+	c.writeRequests.Add(1) // another goroutine writes, and does not come to it
+	d := driver.Desc{Len: 64, LocalKey: local.key, RemoteKey: key}
+	for tag, descs := range [][]driver.Desc{nil, {d}, nil} {
+		require.NoError(t, p.Submit(uint64(tag), &driver.Batch{Op: driver.Write, Descs: descs,
+			Tail: driver.NotifyTail, Notify: []byte{byte(tag)}}))
+	}
+	p.failQueued(driver.ErrClosed)
+	closed := make(chan error, 1)
+	go func() { closed <- p.Close() }()
+	c.wakeWriter()
+	require.Equal(t, []byte{0}, receive(t, owner).Data)
+	require.Equal(t, []byte{2}, receive(t, owner).Data)
+	require.NoError(t, <-closed)
+	var done [4]driver.Completion
+	n, err := b.Poll(done[:])
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	for _, d := range done[:n] {
+		if d.Tag == 1 {
+			require.ErrorIs(t, d.Err, driver.ErrClosed)
+		} else {
+			require.NoError(t, d.Err)
+		}
+	}
+}

@@ -320,11 +320,11 @@ func (p *peer) shutDown(why error) {
 }
 
 // failQueued fails the batches of which parts are to be cut yet. All of the others is sent, and
-// perhaps their notifications.
+// perhaps their notifications. A message alone stays in its queue: its sender may not wait for it.
 func (p *peer) failQueued(why error) {
 	p.mu.Lock()
 	for _, x := range p.byTag {
-		if x.queue != nil {
+		if x.queue != nil && x.piece < x.count {
 			p.failBatch(x, why)
 			p.completeIfOver(x)
 		}

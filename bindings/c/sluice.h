@@ -506,10 +506,11 @@ int sluice_completions(sluice_engine engine, struct sluice_completion *list, siz
 
 /*
  * Sends a message without data, and returns when it is on its way. What the peer has yet to
- * acknowledge then, as over tcp, is lost with its connection alone, and nothing is told of it.
- * SLUICE_ERR_TIMEOUT: the peer had no room, and the message was taken back as by sluice_abort,
- * which may cost the connection to a peer that does not answer. To hear of the one, and where only
- * the wait is to end in the other, post a transfer that has a message alone.
+ * acknowledge then, as over tcp, is lost with its connection alone, and nothing is told of it; a
+ * close gives it time, a process that ends without one may not. SLUICE_ERR_TIMEOUT: the peer had no
+ * room, and the message was taken back as by sluice_abort, which may cost the connection to a peer
+ * that does not answer. To hear of the one, and where only the wait is to end in the other, post a
+ * transfer that has a message alone.
  */
 int sluice_notify(sluice_peer peer, const void *message, size_t length, int64_t timeout_ns);
 
