@@ -58,6 +58,14 @@ func (c *Core) cut(j *job) bool {
 	p := j.place(j.at)
 	skip, blocks := c.directPart(j, &p) // bytes before the whole blocks, and in them
 	direct := skip == 0 && blocks > 0   // the place begins with whole blocks
+	if isPlain := j.op == driver.Write || !p.f.CanDirect(); !direct && isPlain {
+		if err := p.f.plain(); err != nil {
+			c.fail(j, &driver.PieceError{Piece: int(j.items[j.at.item].index),
+				Err: &driver.FileError{Op: j.op.String(), Name: p.f.Name(), Off: int64(p.off),
+					Err: err}})
+			return false
+		}
+	}
 	kind := Read
 	if j.op == driver.Write {
 		kind = Write
@@ -66,12 +74,6 @@ func (c *Core) cut(j *job) bool {
 		}
 	} else if p.local.shared != nil && !c.mayEnter(p.local.shared) {
 		return false
-	}
-	if !direct && (kind == Write || !p.f.CanDirect()) { // (2)
-		if err := p.f.plain(); err != nil {
-			c.fail(j, err)
-			return false
-		}
 	}
 	r := c.free[len(c.free)-1]
 	c.free = c.free[:len(c.free)-1]
