@@ -181,7 +181,8 @@ func (t *Transfer) postAndLeave(ctx context.Context) (left bool, err error) {
 	if err := t.postOnce(); err != nil {
 		return false, err
 	}
-	taken := int(t.submitted.Load()) == len(t.batches) && !t.state().has(stopped)
+	taken := int(t.submitted.Load()) == len(t.batches) && !t.state().has(stopped) &&
+		slices.ContainsFunc(t.via(), sleeps) // of several backends one has it
 	return taken && earlier.CompareAndSwap(false, true), nil
 }
 

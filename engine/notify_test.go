@@ -283,6 +283,20 @@ func leaveMessages(t *testing.T) {
 	require.Zero(t, p.e.left.Load())
 }
 
+// Where another connection of the peer takes the message, Notify awaits its end as ever: that may
+// drop what it has not sent when it is closed.
+func TestNotifyAwaitsABackendThatDoesNotSleep(t *testing.T) {
+	near := &fake{name: "near", manual: true}
+	near.onCancel = func(tag uint64) { near.drop(tag, ErrAborted) }
+	e := open(t, "e", func(c *Config) {
+		c.Backends = []driver.Backend{near, &fake{name: "far", manual: true, sleep: true}}
+	})
+	p, err := e.Self()
+	check(t, err)
+	require.ErrorIs(t, p.Notify(soonOver(t), nil), context.DeadlineExceeded)
+	require.Zero(t, e.left.Load())
+}
+
 // TestNotifyWithoutProof keeps the slot of the one message that was given up until its batch has
 // ended after all, and no other.
 func TestNotifyWithoutProof(t *testing.T) { testkit.InVirtualTime(t, notifyWithoutProof) }
