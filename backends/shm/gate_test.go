@@ -182,6 +182,26 @@ func TestWritesGoOnThroughOtherGates(t *testing.T) {
 	}
 }
 
+// A process that has nothing at the place of the gate is not the owner, though it has the owner's
+// number, and memory where the owner's was: nothing is read from it or written there.
+func TestNoCopyWithoutTheGate(t *testing.T) {
+	owner, b := open(t, Config{}), open(t, Config{})
+	far, there := share(t, owner, drivertest.ForeignMemory, 4096)
+	near, here := share(t, b, drivertest.ForeignMemory, 4096)
+	fill(there, 0x11)
+	fill(here, 0x22)
+	p := dial(t, b, owner.Addr())
+	d := driver.Desc{Len: 4096, LocalKey: near.Key(), RemoteKey: importOf(t, p, far)}
+	gate := owner.table.gate().Swap(pageBytes) // below what the kernel maps
+	defer owner.table.gate().Store(gate)
+	for tag, op := range []driver.Op{driver.Read, driver.Write} {
+		require.NoError(t, p.Submit(uint64(tag), &driver.Batch{Op: op, Descs: []driver.Desc{d}}))
+		wantError(t, op.String(), await(t, b, uint64(tag)), driver.ErrFault)
+	}
+	require.Equal(t, bytes.Repeat([]byte{0x11}, 4096), there)
+	require.Equal(t, bytes.Repeat([]byte{0x22}, 4096), here)
+}
+
 // An owner that shuts every gate does not keep a writer for ever.
 func TestGatesAreTriedSoOften(t *testing.T) {
 	owner, b := open(t, Config{}), open(t, Config{})
