@@ -19,6 +19,7 @@ import (
 	"github.com/sluicehq/sluice/csrc/sparse"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // The types of lists; csrc/sparse tells what they mean.
@@ -99,17 +100,23 @@ func (p *Pool) At(layer int, slot uint32) uint64 {
 	return p.cfg.Base + uint64(layer)*p.layerBytes() + uint64(slot)*p.stride
 }
 
+// resetting owns sets while Reset empties them.
+var resetting Step
+
 // Reset empties a set, as when its sequence has ended. While a step has missed entries of it that
 // have not come it is driver.ErrBusy.
 func (p *Pool) Reset(set uint32) error {
 	if uint64(set) >= uint64(p.cfg.Sets) {
 		return fmt.Errorf("reset set %d of %d: %w", set, p.cfg.Sets, driver.ErrBounds)
 	}
-	if p.owners[set].Load() != nil {
+	owner := &p.owners[set]
+	if !owner.CompareAndSwap(nil, &resetting) {
 		return fmt.Errorf("reset set %d: a step has missed entries of it: Wait for that one, or "+
 			"close it: %w", set, driver.ErrBusy)
 	}
+	testpoint.At("sparse: reset")
 	p.table.Reset(set)
+	owner.Store(nil)
 	return nil
 }
 
@@ -223,7 +230,7 @@ func (s *Step) begin(t *engine.Transfer, bases []uint64) error {
 	if s.underWay != nil {
 		return fmt.Errorf("the step before is under way: Wait first: %w", driver.ErrBusy)
 	}
-	if len(s.Misses.Slots) == 0 {
+	if !s.owed { // also once they have come: the slots may be another step's since
 		return nil
 	}
 	p := s.pool
@@ -290,11 +297,12 @@ func (s *Step) Abort(ctx context.Context) error {
 		return err
 	}
 	t := s.underWay
-	err := s.end(ctx)
-	if err == nil { // it had ended before
+	if t.Err() == nil { // it had ended before
+		s.underWay = nil
 		s.forget()
 		return nil
 	}
+	err := s.end(ctx)
 	if proof := t.Abort(ctx); proof != nil || !errors.Is(err, driver.ErrAborted) {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // node is a pool in one region, and all entries of its sets in another.
@@ -324,6 +326,48 @@ func TestSetOfAnotherStep(t *testing.T) {
 	require.ErrorIs(t, n.step.Fetch(0, 1), driver.ErrBounds) // forgets them
 	require.NoError(t, n.Reset(1))
 	require.NoError(t, other.Lookup())
+}
+
+// What has come, or was given up, moves no more: its slots may be another step's since.
+func TestMovesOnce(t *testing.T) {
+	n := openNode(t, Config{Entry: 656, Sets: 2, Slots: 64}, nil)
+	other, err := n.NewStep(n.peer, n.step.from, allStride, engine.Route{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Close()) }()
+	n.ask([]uint32{1, 2, 3, 4})
+	require.NoError(t, n.step.Lookup())
+	require.NoError(t, n.step.Fetch(0))
+	require.NoError(t, n.step.Wait(t.Context()))
+	require.NoError(t, n.Reset(0))
+	require.NoError(t, n.Reset(1))
+	other.Batch = n.step.Batch
+	require.NoError(t, other.Lookup())
+	require.Len(t, other.Misses.Slots, 4)
+	for _, again := range []func(...uint64) error{n.step.Fetch, n.step.Store} {
+		require.NoError(t, again(0))
+		require.Nil(t, n.step.Done(), "nothing is under way")
+	}
+	require.NoError(t, other.Fetch(0))
+	for !other.underWay.Done() {
+		runtime.Gosched()
+	}
+	require.NoError(t, other.Abort(t.Context())) // of what has ended
+	require.NoError(t, n.step.Lookup())
+	require.Len(t, n.step.Misses.Slots, 4)
+}
+
+// No step looks up a set while Reset empties it.
+func TestResetAlone(t *testing.T) {
+	n := openNode(t, Config{Entry: 656, Sets: 2, Slots: 64}, nil)
+	n.ask([]uint32{1, 2, 3, 4})
+	stand := testpoint.Stand(t, "sparse: reset")[0]
+	ended := make(chan error)
+	go func() { ended <- n.Reset(1) }()
+	<-stand.Came
+	require.ErrorIs(t, n.step.Lookup(), driver.ErrBusy)
+	stand.GoOn()
+	require.NoError(t, <-ended)
+	require.NoError(t, n.step.Lookup())
 }
 
 // An Abort that cannot prove what the peer does says so, and the pool goes on: its own memory is
