@@ -170,8 +170,7 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 		return nil, fmt.Errorf("pin: %w", err)
 	}
 	n.use(keys)
-	resize := func(before, size uint32) error {
-		more := (int64(granules(uint64(size))) - int64(granules(uint64(before)))) * granule
+	resize := func(more int64) error {
 		if more > 0 {
 			if err := c.reserveHold(n.id, more); err != nil {
 				return err
@@ -302,7 +301,7 @@ func (n *Namespace) use(keys []Key) {
 // there, whose outcomes say why. ready is called for each that is. One that goes before is looked
 // for anew, as another may have taken its place; of another size if resize says nil.
 func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held []uint32,
-	resize func(before, size uint32) error, ready func(k int)) {
+	resize func(more int64) error, ready func(k int)) {
 	part := func(k, end int) {
 		testpoint.At("cache: sized")
 		n.pin(op, keys, held, k, end, sizes[k])
@@ -329,7 +328,7 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 			for try := 0; try < triesMax && n.anew(op, keys, sizes, k, resize); try++ {
 				part(k, k+1)
 			}
-			if op.outcomes[k] == Undone {
+			if o := op.outcomes[k]; o == Undone || o == Unlike {
 				op.outcomes[k] = Missing
 			}
 		}
@@ -338,7 +337,7 @@ func (n *Namespace) bring(ctx context.Context, op *Op, keys []Key, sizes, held [
 
 // anew reports whether the key of a block that went before it was read has one again.
 func (n *Namespace) anew(op *Op, keys []Key, sizes []uint32, k int,
-	resize func(before, size uint32) error) bool {
+	resize func(more int64) error) bool {
 	if o := op.outcomes[k]; o != Undone && o != Unlike {
 		return false
 	}
@@ -347,7 +346,8 @@ func (n *Namespace) anew(op *Op, keys []Key, sizes []uint32, k int,
 	if size == 0 {
 		return false
 	}
-	if err := resize(sizes[k], size); err != nil {
+	more := int64(granules(uint64(size))) - int64(granules(uint64(sizes[k])))
+	if err := resize(more * granule); err != nil {
 		op.outcomes[k] = NoRoom
 		return false
 	}
@@ -411,13 +411,19 @@ func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
 		return
 	}
 	sizes, found := n.sizes(keys), n.Match(keys).Blocks
-	var bytes uint64
-	end := 0
+	left, end := int64(most), 0
+	reserve := func(more int64) error {
+		if more > left {
+			return ErrNoRoom
+		}
+		left -= more
+		return nil
+	}
 	for ; end < len(keys); end++ {
 		if found[end]&InMemory != 0 {
 			continue
 		}
-		if bytes += uint64(granules(uint64(sizes[end]))) * granule; bytes > most {
+		if reserve(int64(granules(uint64(sizes[end])))*granule) != nil {
 			break
 		}
 	}
@@ -426,8 +432,7 @@ func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
 	}
 	// Keep the first ones until the last have come: these would take their room, as none is used.
 	held := make([]uint32, end)
-	resize := func(_, _ uint32) error { return nil } // some more than a quarter
-	n.bring(ctx, op, keys[:end], sizes[:end], held, resize, func(k int) {
+	n.bring(ctx, op, keys[:end], sizes[:end], held, reserve, func(k int) {
 		if op.outcomes[k] = Done; found[k]&InMemory != 0 {
 			c.unpin(held[k])
 			held[k] = none

@@ -209,6 +209,30 @@ func TestReplaceBesidePin(t *testing.T) {
 	n.drained(t)
 }
 
+// TestPrefetchBesideReplace: blocks that are longer since a Prefetch has looked are not brought
+// beyond a quarter of the memory.
+func TestPrefetchBesideReplace(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 1024)(c)
+		c.Policy = LRU
+	})
+	keys := ids(1, 8)
+	n.put(t, keys)
+	n.flood(t, 1000) // so that they are on their disk alone
+	n.drained(t)
+	stand := testpoint.Stand(t, "cache: sized")[0]
+	op := n.ns.Prefetch(t.Context(), keys)
+	<-stand.Came
+	for _, key := range keys[:2] {
+		n.replace(t, key, 0, 2, 2*blockBytes)
+	}
+	n.replace(t, keys[7], 0, 2, 4096)
+	stand.GoOn()
+	require.NoError(t, op.Wait(t.Context()))
+	require.Equal(t, []Outcome{NoRoom, NoRoom, Done, Done, Done, Done, Done, Done}, op.Outcomes())
+	n.drained(t)
+}
+
 // find returns the entry of a key.
 func find(n *node, key Key) (entry uint32) {
 	n.index.each(n.ns.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
