@@ -110,6 +110,40 @@ def test_lists(node: Node) -> None:
     assert np.shares_memory(again.slots, found.slots)
 
 
+def test_lists_of_another_thread(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library writes to is there to the end of a call, whatever other threads call."""
+    step, batch, warm = node.step, node.step._batch, sluice.sparse.lib.sparse_warm
+    written = list[Found]()
+
+    def beside(*words: Any) -> Any:
+        made = batch(*words)
+        written.append(step._found)
+        step._room((1, 3))  # as another thread's lookup does
+        return made
+
+    monkeypatch.setattr(step, "_batch", beside)
+    found = node.lookup(node.some(16))
+    assert found.slots is written[0].slots
+
+    def warming(*words: Any) -> Any:
+        there = weakref.ref(step._found.slots)
+        step._room((1, 4))
+        gc.collect()
+        assert there() is not None
+        return warm(*words)
+
+    monkeypatch.setattr(step, "_batch", batch)
+    monkeypatch.setattr(sluice.sparse.lib, "sparse_warm", warming)
+    assert step.warm(node.some(8)[None], node.blocks, block=BLOCK) > 0
+
+
+def test_far_slots(node: Node) -> None:
+    """Numbers of numpy are no shorter than addresses."""
+    pool = node.pool
+    assert pool.at(np.uint32(7 << 20)) == pool.at(7 << 20) == 256 + (7 << 20) * 656
+    assert pool.at(np.array([7 << 20], np.uint32)).tolist() == [256 + (7 << 20) * 656]
+
+
 def test_store(node: Node) -> None:
     entries = np.array([[7, 9], [7, 9]], np.uint32)
     found = node.lookup(entries)
@@ -171,7 +205,7 @@ def test_refused(node: Node) -> None:
         node.lookup(np.array([[0], [PER_SET]], np.uint32))
     with pytest.raises(sluice.BoundsError):
         node.lookup(node.some(65))
-    for wrong in (good.astype(np.int64), good[0], good.astype(np.float32)):
+    for wrong in (good.astype(np.int64), good[0], good.astype(np.float32), good.astype(">u4")):
         with pytest.raises(TypeError, match="2 dimensions of 32-bit integers"):
             node.lookup(wrong)
     with pytest.raises(sluice.ArgumentError, match="power of two"):

@@ -66,8 +66,7 @@ class Pool(Closing):
 
     def at(self, slots: Any, layer: int = 0) -> Any:
         """Where slots lie in the region, in bytes: of a number or an array of them."""
-        if isinstance(slots, np.ndarray):
-            slots = slots.astype(np.uint64)
+        slots = slots.astype(np.uint64) if isinstance(slots, np.ndarray) else int(slots)
         return self.base + (slots + layer * self.sets * self.slots) * self.stride
 
     def reset(self, set: int) -> None:
@@ -127,8 +126,8 @@ class Step(Closing):
         has changed then.
         """
         asked = _words(entries, 2, "entries")
-        batch, keep = self._batch(asked.shape, blocks, block, sets, starts)
-        found, count = self._room(asked.shape), ctypes.c_size_t()
+        batch, found, keep = self._batch(asked.shape, blocks, block, sets, starts)
+        count = ctypes.c_size_t()
         batch.entries, batch.missed = asked.ctypes.data, found.missed.ctypes.data
         check(lib.sparse_lookup(self._out.value, ctypes.byref(batch), ctypes.byref(count)))
         del keep
@@ -141,17 +140,19 @@ class Step(Closing):
         so that the first steps of decode miss no more than later ones.
         """
         asked = _words(windows, 3, "windows")
-        batch, keep = self._batch(asked.shape[1:], blocks, block, sets, starts)
+        batch, found, keep = self._batch(asked.shape[1:], blocks, block, sets, starts)
         count = ctypes.c_size_t()
         batch.entries = asked.ctypes.data
         check(lib.sparse_warm(self._out.value, ctypes.byref(batch), len(asked),
                               ctypes.byref(count)))
-        del keep
+        del found, keep
         return count.value
 
     def _batch(self, shape: Any, blocks: Any, block: int, sets: Any,
-               starts: Any) -> tuple[_library.SparseBatch, list[Array]]:
-        """A batch without entries, and what holds its lists."""
+               starts: Any) -> tuple[_library.SparseBatch, Found, list[Array]]:
+        """A batch without entries, and what holds its lists: another thread may have the step make
+        others meanwhile.
+        """
         count, n = shape
         if block < 1 or block & (block - 1):
             raise ArgumentError(f"a block has {block} entries: want a power of two")
@@ -173,14 +174,15 @@ class Step(Closing):
             sets=named.ctypes.data, blocks=rows.ctypes.data, starts=begins.ctypes.data,
             slots=found.slots.ctypes.data, counts=found.counts.ctypes.data)
         batch.size = ctypes.sizeof(batch)
-        return batch, [rows, begins, named]
+        return batch, found, [rows, begins, named]
 
     def _room(self, shape: Any) -> Found:
-        if self._found is None or self._found.slots.shape != shape:
-            self._found = Found(np.empty(shape, np.uint32),
-                                np.empty(shape[0] * shape[1], np.uint32),
-                                np.empty(shape[0], np.uint32))
-        return self._found
+        found = self._found
+        if found is None or found.slots.shape != shape:
+            found = self._found = Found(np.empty(shape, np.uint32),
+                                        np.empty(shape[0] * shape[1], np.uint32),
+                                        np.empty(shape[0], np.uint32))
+        return found
 
     def fetch(self, *bases: int) -> None:
         """Starts to bring what `lookup` or `warm` has missed, for each of the first len(bases)
@@ -242,7 +244,7 @@ def _bases(bases: tuple[int, ...]) -> tuple[Any, int]:
 def _words(of: Any, dimensions: int, what: str) -> Array:
     """A contiguous array of 32-bit integers, in place where it is one."""
     array = np.asarray(of)
-    if array.ndim != dimensions or array.dtype.kind not in "iu" or array.dtype.itemsize != 4:
+    if array.ndim != dimensions or array.dtype not in (np.uint32, np.int32):
         raise TypeError(f"{what}: want {dimensions} dimensions of 32-bit integers, not "
                         f"{array.ndim} of {array.dtype}")
     return np.ascontiguousarray(array).view(np.uint32)
