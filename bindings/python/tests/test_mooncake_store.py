@@ -21,9 +21,9 @@ from typing import Any, Callable, Iterator, Optional
 import pytest
 from conftest import HERE, LIMIT, MIB, until
 from sluice import errors
-from sluice.cache import Cache, key_of
+from sluice.cache import Cache, Outcome, key_of
 from sluice.mooncake import objects
-from sluice.mooncake.objects import HEAD, INVALID, LOST, NO_ROOM, NOT_FOUND
+from sluice.mooncake.objects import FAILED, HEAD, INVALID, LOST, NO_ROOM, NOT_FOUND
 from sluice.mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator
 from test_mooncake import scenario
 
@@ -230,6 +230,40 @@ def test_a_head_that_was_seen_before(cache: Cache, store: Any, tmp_path: Path,
     assert store.get("lost") == b"" and store.put("lost", b"new") == 0
     assert store.get("lost") == b"new"
     other.close()
+
+
+def test_memory_that_is_named_anew(store: Any, tmp_path: Path) -> None:
+    """For values that others have replaced since `into` may name the memory of each other."""
+    other, memory = connect(tmp_path), Memory(MIB)
+    names, asked = ["a", "b"], [0, 0]
+    assert store.put_batch(names, [b"old a", b"old b"]) == 0  # so that the heads are known
+    assert other.upsert("a", b"new a") == 0 and other.upsert("b", b"new b") == 0
+
+    def into(k: int, size: int) -> Any:
+        asked[k] += 1
+        return objects.Value([memory.address + (k + asked[k]) % 2 * 100], [size])
+
+    assert store._objects.get(names, into) == [5, 5] and asked == [2, 2]
+    assert (memory.bytes[:5], memory.bytes[100:105]) == (b"new a", b"new b")
+    other.close()
+
+
+def test_a_head_of_others_that_never_comes(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put is not told 0 before one of them is there."""
+    over = store._objects
+    heads, _ = over._spaces(over._session)
+    move = over._move_blocks
+
+    def pending(session: Any, how: Any, blocks: Any, beside: Any = None, others: Any = ()) -> bytes:
+        if how == heads.store:
+            return bytes([Outcome.PENDING]) * len(blocks)
+        return bytes(move(session, how, blocks)) + bytes([Outcome.PENDING]) * len(others)
+
+    monkeypatch.setattr(over, "_move_blocks", pending)
+    assert store.put("a", b"x") == FAILED
+    assert store.put_batch(["b", "c"], [b"x", b"x"]) == FAILED
+    monkeypatch.undo()
+    assert store.put("a", b"x") == 0 and store.get("a") == b"x"
 
 
 def test_an_upsert_between_a_head_and_its_pieces(store: Any, tmp_path: Path,

@@ -477,7 +477,7 @@ class Objects(PageStore):
         for k, outcome in said.items():
             if not _STORED[outcome]:
                 codes_of[k] = _code(outcome)
-            elif outcome != Outcome.DONE and tries > 0:
+            elif outcome != Outcome.DONE:
                 beaten.append(k)
             elif outcome == Outcome.DONE and codes_of[k] == OK:
                 self._remember(key_of(_bytes(names[k])), made[k])
@@ -485,7 +485,8 @@ class Objects(PageStore):
                                 if beaten else []):
             codes_of[k] = OK
             if not tier:  # the head of another put, which has not all of its pieces, or never will
-                codes_of[k], = self._put(session, [names[k]], [values[k]], anew, tries - 1)
+                codes_of[k], = self._put(session, [names[k]], [values[k]], anew, tries - 1) if (
+                    tries > 0) else [FAILED]
         return [codes_of.get(fresh.get(name, k), OK) if c == OK else c
                 for k, (name, c) in enumerate(zip(names, codes))]
 
@@ -550,6 +551,8 @@ class Objects(PageStore):
             def take(of: dict[int, Optional[Head]], beside: Optional[_Beside] = None) -> list[int]:
                 """Loads objects by their heads. Returns those of which pieces are gone."""
                 values, found = dict[int, Value](), dict[int, Head]()
+                for at in [at for at, k in taken.items() if k in of]:
+                    del taken[at]  # `into` may name others now, or free it
                 for k, head in of.items():
                     if head is None or head == before.get(k):
                         continue

@@ -247,7 +247,9 @@ class MooncakeDistributedStore:
             self, keys: Sequence[str], all_buffer_ptrs: Sequence[Sequence[int]],
             all_sizes: Sequence[Sequence[int]],
             prefer_alloc_in_same_node: bool = False) -> list[int]:
-        """Loads objects into several runs each, which may be longer. Their sizes, or codes."""
+        """Loads objects into several runs each, which may be longer: what lies there behind an
+        object is undefined, so that runs of two must not overlap. Their sizes, or codes.
+        """
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
             return [INVALID] * len(keys)
 
