@@ -344,8 +344,9 @@ func slgoSparseStepClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	if err != nil {
 		return answer(f, err)
 	}
-	defer s.release()
-	if err = s.s.Close(); err == nil && steps.drop(uint64(h)) {
+	if err = s.s.Close(); err != nil {
+		s.release()
+	} else if steps.drop(uint64(h)) { // held for ever: another thread may have found it before
 		s.closeWake()
 		s.pool.mu.Lock()
 		s.pool.steps--
