@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import sluice
 from conftest import LIMIT
+from sluice._library import lib
 from sluice.sparse import NONE, Found, Pool
 
 BLOCK, PER_SET, STRIDE = 16, 1024, 672
@@ -112,8 +113,8 @@ def test_lists(node: Node) -> None:
 
 def test_lists_of_another_thread(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the library writes to is there to the end of a call, whatever other threads call."""
-    step, batch, warm = node.step, node.step._batch, sluice.sparse.lib.sparse_warm
-    written = list[Found]()
+    step, batch, warm = node.step, node.step._batch, lib.sparse_warm
+    written = list[Any]()
 
     def beside(*words: Any) -> Any:
         made = batch(*words)
@@ -126,6 +127,7 @@ def test_lists_of_another_thread(node: Node, monkeypatch: pytest.MonkeyPatch) ->
     assert found.slots is written[0].slots
 
     def warming(*words: Any) -> Any:
+        assert step._found is not None
         there = weakref.ref(step._found.slots)
         step._room((1, 4))
         gc.collect()
@@ -133,7 +135,7 @@ def test_lists_of_another_thread(node: Node, monkeypatch: pytest.MonkeyPatch) ->
         return warm(*words)
 
     monkeypatch.setattr(step, "_batch", batch)
-    monkeypatch.setattr(sluice.sparse.lib, "sparse_warm", warming)
+    monkeypatch.setattr(lib, "sparse_warm", warming)
     assert step.warm(node.some(8)[None], node.blocks, block=BLOCK) > 0
 
 
