@@ -309,6 +309,29 @@ def test_one_rank_has_asked_before(server: Any, monkeypatch: pytest.MonkeyPatch)
     assert list(side._refused)[-2:] == [9, 10]
 
 
+def test_a_hand_over_that_does_not_begin(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks that want it have all asked before, and hear of it by themselves."""
+    prefill, decode, text = server("kv_producer"), server("kv_consumer"), prompt(26, 2 * TOKENS)
+    hand_over(prefill, decode, "a", prompt(24, TOKENS))
+    side = prefill.workers[0]._prefill
+    [met] = side._met.values()
+
+    def full(*words: Any) -> None:
+        monkeypatch.undo()
+        raise errors.FullError("no room")
+
+    monkeypatch.setattr(met.rank, "begin", full)
+    decode.add("b", text, 2, kv=prefill.number(7))
+    decode.step()
+    handed.until_wanted(prefill, 7)
+    assert side._wants[7].group is met.word and met.size() > len(met.word)
+    prefill.add("b", text, 1, kv={"do_remote_decode": True, "sluice_number": 7})
+    prefill.step()
+    assert 7 not in side._wants and len(side._refusals) == 1
+    decode.run()
+    assert decode.said("b") == made.answer(text, 2)
+
+
 def test_a_reset_beside_an_abort(server: Any) -> None:
     """vLLM takes the blocks of a request that a decode is about to read, and forgets the request
     before the next step, in which another one computes into them.

@@ -449,7 +449,8 @@ class Caller(Met):
         self.error = ""  # why it is none, or none any more
 
     def size(self) -> int:
-        return sum(len(t["description"]) + len(t["side"]) for t in self.told.values())
+        return len(self.word) + sum(
+            len(t["description"]) + len(t["side"]) for t in self.told.values())
 
 
 @dataclass
@@ -611,7 +612,7 @@ class Prefill:
                 del self._wants[other]
             if number not in self._wants and len(self._wants) >= WANTS_MAX:
                 raise ValueError(f"{WANTS_MAX} requests are wanted already")
-            want = self._wants.setdefault(number, Want(decode, first, tokens, set(),
+            want = self._wants.setdefault(number, Want(met.word, first, tokens, set(),
                                                          now + 2 * self._timeout))
             if (want.group, want.first, want.tokens) != (decode, first, tokens):
                 raise ValueError(f"others want other tokens of request {number}")
@@ -662,11 +663,11 @@ class Prefill:
             why = (f"tokens {want.first} to {want.tokens} of {offer.tokens} are wanted"
                    if want.first < want.tokens else "nobody wants any of it")
         else:
-            del self._wants[offer.number]
             try:
                 offered.push = met.rank.begin(offer.number, [offer.blocks], want.tokens,
                                               want.first)
-            except errors.Error as e:
+                del self._wants[offer.number]
+            except errors.Error as e:  # whose ranks are told so by _refuse
                 why = str(e)
         if why:
             offered.over = True
