@@ -7,11 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
@@ -222,6 +225,7 @@ func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
 		defer cancel()
 		return errors.Join(fmt.Errorf("attach region %s: %w", r.Name(), err), lease.Revoke(soon))
 	}
+	testpoint.At("serve: attached")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.regions[r] = attached{number, lease}
@@ -301,23 +305,29 @@ func (c *Client) revoke(ctx context.Context, r *engine.Region) (number uint16, f
 // Close detaches all regions and ends the connection. An error says that the server may still reach
 // memory of this process; Close may be called again.
 func (c *Client) Close(ctx context.Context) error {
-	c.mu.Lock()
-	var list []*engine.Region
-	for r := range c.regions {
-		list = append(list, r)
+	_ = c.revokeAll(ctx)
+	c.cancel()
+	<-c.ended
+	c.attaching.Lock() // one that had its answer at this moment has a lease, too
+	err := c.revokeAll(ctx)
+	c.attaching.Unlock()
+	if c.alone {
+		c.group.Close()
 	}
+	return errors.Join(err, c.peer.Close())
+}
+
+// revokeAll ends the leases of all regions that are attached.
+func (c *Client) revokeAll(ctx context.Context) error {
+	c.mu.Lock()
+	list := slices.Collect(maps.Keys(c.regions))
 	c.mu.Unlock()
 	var errs []error
 	for _, r := range list {
 		_, _, err := c.revoke(ctx, r)
 		errs = append(errs, err)
 	}
-	c.cancel()
-	<-c.ended
-	if c.alone {
-		c.group.Close()
-	}
-	return errors.Join(append(errs, c.peer.Close())...)
+	return errors.Join(errs...)
 }
 
 // Drain waits until all blocks that the cache was given are on its disks, or will not be.

@@ -1022,7 +1022,8 @@ func TestNamesOfAClientThatEnds(t *testing.T) {
 }
 
 // TestRegionThatWasDetached: the server refuses what names a region that its client has given up,
-// however old the request is, and asks nothing of the client's memory for it.
+// however old the request is, and asks nothing of the client's memory for it: also where the client
+// has attached another region since.
 func TestRegionThatWasDetached(t *testing.T) {
 	_, path := openServer(t)
 	u, err := openUser(t.Context(), path)
@@ -1033,6 +1034,11 @@ func TestRegionThatWasDetached(t *testing.T) {
 	require.NoError(t, u.Detach(t.Context(), u.region))
 	_, err = u.Store(t.Context(), keysOf(1, 1), u.place(0, 1))
 	require.ErrorContains(t, err, "not attached", "the client says so itself")
+	m, err := u.group.e.Alloc(blocks*blockBytes, engine.AllocOptions{})
+	require.NoError(t, err)
+	other, err := u.group.e.RegisterPrivate("other", m.Segment())
+	require.NoError(t, err)
+	require.NoError(t, u.Attach(t.Context(), other))
 	u.mu.Lock()
 	u.regions[u.region] = was // as a client that does not
 	u.mu.Unlock()
@@ -1040,7 +1046,7 @@ func TestRegionThatWasDetached(t *testing.T) {
 		u.Load, u.Store} {
 		_, err = move(t.Context(), keysOf(1, 1), u.place(0, 1))
 		require.ErrorIs(t, err, engine.ErrBounds)
-		require.ErrorContains(t, err, "region 0 is none")
+		require.ErrorContains(t, err, "is none")
 	}
 	require.NoError(t, u.Client.Close(t.Context()))
 }
@@ -1074,6 +1080,25 @@ func TestAttachGivenUp(t *testing.T) {
 	})
 	require.NoError(t, u.Attach(t.Context(), u.region))
 	require.NoError(t, u.Client.Close(t.Context()))
+}
+
+// TestCloseBesideAttach: a region whose attachment is answered while its client closes has no lease
+// afterwards.
+func TestCloseBesideAttach(t *testing.T) {
+	_, path := openServer(t)
+	u, err := openUser(t.Context(), path)
+	require.NoError(t, err)
+	require.NoError(t, u.Detach(t.Context(), u.region))
+	standing := testpoint.Stand(t, "serve: attached")[0]
+	attached, closed := make(chan error), make(chan error)
+	go func() { attached <- u.Attach(t.Context(), u.region) }()
+	<-standing.Came
+	go func() { closed <- u.Client.Close(t.Context()) }()
+	<-u.Lost()
+	standing.GoOn()
+	require.NoError(t, <-attached)
+	require.NoError(t, <-closed)
+	require.Zero(t, u.group.e.Stats().Leases)
 }
 
 // TestHints: hints and estimates pass a server.

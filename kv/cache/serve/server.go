@@ -46,7 +46,6 @@ import (
 	"maps"
 	"math"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -101,20 +100,21 @@ type Server struct {
 
 // client is a peer that has said hello. Its fields are guarded by the server's lock.
 type client struct {
-	peer      *engine.Peer
-	ctx       context.Context // ends with the peer, or the server
-	cancel    context.CancelFunc
-	spaces    map[uint16]*space
-	lastSpace uint16 // number
-	regions   []region
-	pins      map[uint16]pin
-	lastPin   uint16 // number
-	importing sync.Mutex
-	ends      map[uint64]context.CancelFunc // of requests that run, by id
-	count     int                           // requests that run
-	answers   int                           // that are on their way
-	bytes     int                           // of the messages of both
-	running   sync.WaitGroup                // both
+	peer       *engine.Peer
+	ctx        context.Context // ends with the peer, or the server
+	cancel     context.CancelFunc
+	spaces     map[uint16]*space
+	lastSpace  uint16 // number
+	regions    map[uint16]region
+	lastRegion uint16 // number
+	pins       map[uint16]pin
+	lastPin    uint16 // number
+	importing  sync.Mutex
+	ends       map[uint64]context.CancelFunc // of requests that run, by id
+	count      int                           // requests that run
+	answers    int                           // that are on their way
+	bytes      int                           // of the messages of both
+	running    sync.WaitGroup                // both
 }
 
 // space is a namespace that a client has open, until it has left it and its requests have ended.
@@ -208,7 +208,7 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 			return
 		}
 		c = &client{peer: p, ends: map[uint64]context.CancelFunc{}, spaces: map[uint16]*space{},
-			pins: map[uint16]pin{}}
+			regions: map[uint16]region{}, pins: map[uint16]pin{}}
 		c.ctx, c.cancel = context.WithCancel(ctx)
 		s.clients[p] = c
 		s.running.Go(func() { // the last word of a connection may be left out
@@ -227,8 +227,8 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 		}
 		return
 	case kindForget:
-		if id < uint64(len(c.regions)) {
-			c.regions[id].revoked = true
+		if r, is := c.regions[uint16(id)]; is && id <= math.MaxUint16 {
+			c.regions[uint16(id)] = region{r.Remote, true}
 		}
 		return
 	case kindUnpin:
@@ -455,10 +455,11 @@ func (s *Server) place(c *client, q *request) (cache.Place, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int(number) >= len(c.regions) || c.regions[number].revoked {
+	r, is := c.regions[number]
+	if !is || r.revoked {
 		return at, fmt.Errorf("region %d is none: %w", number, engine.ErrBounds)
 	}
-	at.Peer, at.Remote = c.peer, c.regions[number].Remote
+	at.Peer, at.Remote = c.peer, r.Remote
 	return at, nil
 }
 
@@ -573,35 +574,37 @@ func (s *Server) endSpace(n *space) {
 	}
 }
 
-// openRegion imports a lease, and returns the number that it has from then on.
+// openRegion imports a lease, and returns the number that it has from then on: one that comes again
+// after all others alone, as of a namespace, so that a request that is late moves nothing
+// elsewhere.
 func (s *Server) openRegion(c *client, token []byte) ([]byte, error) {
 	m, err := c.peer.Import(token)
 	if err != nil {
 		return nil, err
 	}
 	testpoint.At("serve: imported")
-	c.importing.Lock() // so that no other request takes the number
+	c.importing.Lock() // so that no other request closes the same ones
 	defer c.importing.Unlock()
 	s.mu.Lock()
-	regions := slices.Clone(c.regions)
+	gone := maps.Clone(c.regions)
 	s.mu.Unlock()
-	number := slices.IndexFunc(regions, func(r region) bool {
-		return r.revoked && r.Close() == nil // a request may list it still
+	maps.DeleteFunc(gone, func(_ uint16, r region) bool {
+		return !r.revoked || r.Close() != nil // a request may list it still
 	})
-	if number < 0 {
-		number = len(regions)
+	s.mu.Lock()
+	for number := range gone {
+		delete(c.regions, number)
 	}
-	if number == regionsMax {
-		return nil, errors.Join(fmt.Errorf("%d regions of one client: %w", number,
+	if len(c.regions) == regionsMax {
+		s.mu.Unlock()
+		return nil, errors.Join(fmt.Errorf("%d regions of one client: %w", regionsMax,
 			engine.ErrBusy), m.Close())
 	}
-	s.mu.Lock()
 	defer s.mu.Unlock()
-	if number == len(c.regions) {
-		c.regions = append(c.regions, region{})
+	for c.lastRegion++; c.regions[c.lastRegion].Remote != nil; c.lastRegion++ {
 	}
-	c.regions[number] = region{Remote: m}
-	return json.Marshal(number)
+	c.regions[c.lastRegion] = region{Remote: m}
+	return json.Marshal(c.lastRegion)
 }
 
 // pin pins blocks for a client, and returns the number of the pin and the outcomes. The pin counts
