@@ -197,7 +197,7 @@ func (d *Directory) follow(ctx context.Context, endpoint string) error {
 	if err != nil {
 		return err
 	}
-	if all.More {
+	if all.More || len(all.List) > entriesMax {
 		return d.tooMany()
 	}
 
@@ -225,7 +225,11 @@ func (d *Directory) follow(ctx context.Context, endpoint string) error {
 		}
 	})
 
-	// What changes, from there on.
+	// What changes, from there on. Its first message says that it has begun.
+	begun := time.AfterFunc(callLimit, func() {
+		cancel(fmt.Errorf("%s has not begun a watch within %v", endpoint, callLimit))
+	})
+	defer begun.Stop()
 	body, err := d.c.post(ctx, endpoint, "watch", map[string]any{"create_request": map[string]any{
 		"key": d.first, "range_end": d.last, "start_revision": all.Header.Revision + 1}})
 	if err != nil {
@@ -250,7 +254,8 @@ func (d *Directory) follow(ctx context.Context, endpoint string) error {
 		case m.Result.Canceled:
 			return fmt.Errorf("etcd at %s has ended the watch: %.1024s", endpoint, m.Result.Reason)
 		}
-		if d.apply(m.Result.Events) > entriesMax {
+		begun.Stop()
+		if !d.apply(m.Result.Events) {
 			return d.tooMany()
 		}
 	}
@@ -272,14 +277,20 @@ func (d *Directory) replace(all []keyValue) {
 		found[key] = d.read(key, e.Value)
 		delete(d.gone, key)
 	}
+	now := time.Now()
 	for key, e := range d.found {
 		if _, is := found[key]; is || !strings.HasPrefix(key, d.nodes) {
 			continue
 		}
-		found[key] = e
-		if _, is := d.gone[key]; !is {
-			d.gone[key] = time.Now().Add(comeBackTime)
+		until, is := d.gone[key]
+		switch {
+		case !is:
+			d.gone[key] = now.Add(comeBackTime)
+		case now.After(until): // before a beat came
+			delete(d.gone, key)
+			continue
 		}
+		found[key] = e
 	}
 	d.found = found
 	d.show(nil)
@@ -303,24 +314,31 @@ func (d *Directory) forget() {
 	}
 }
 
-// apply takes what has changed, and returns how many entries there are now.
-func (d *Directory) apply(events []event) int {
+// apply takes what has changed, unless there were more entries then than may be.
+func (d *Directory) apply(events []event) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(events) == 0 {
-		return len(d.found)
+		return true
 	}
+	found := maps.Clone(d.found)
 	for _, e := range events {
 		key := string(e.Of.Key)
-		delete(d.gone, key)
 		if e.Type == "DELETE" {
-			delete(d.found, key)
+			delete(found, key)
 		} else {
-			d.found[key] = d.read(key, e.Of.Value)
+			found[key] = d.read(key, e.Of.Value)
 		}
 	}
+	if len(found) > entriesMax+len(d.gone) {
+		return false
+	}
+	for _, e := range events {
+		delete(d.gone, string(e.Of.Key))
+	}
+	d.found = found
 	d.show(nil)
-	return len(d.found)
+	return true
 }
 
 // show makes the view anew of what was found. Entries that are no good are left out, and so are

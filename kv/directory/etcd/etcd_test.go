@@ -4,7 +4,13 @@ package etcd
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -186,4 +192,86 @@ func TestOpenRefused(t *testing.T) {
 	_, err := Open(soon, Config{Endpoints: []string{"http://127.0.0.1:1"}})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "refused")
+}
+
+// startLiar starts what answers as an etcd that has a list, and a watch as a test wants.
+func startLiar(t *testing.T, list []keyValue, watch func(w io.Writer)) (url string) {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if !strings.HasSuffix(q.URL.Path, "/watch") {
+			_ = json.NewEncoder(w).Encode(rangeAnswer{List: list})
+			return
+		}
+		_, _ = io.Copy(io.Discard, q.Body) // else the server does not see that the client goes
+		if watch != nil {
+			watch(w)
+			_ = http.NewResponseController(w).Flush()
+		}
+		<-q.Context().Done()
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// entryOf is the entry of a node.
+func entryOf(name string) keyValue {
+	node := nodeOf(name)
+	value, _ := json.Marshal(&node)
+	return keyValue{Key: []byte("sluice/nodes/" + name), Value: value}
+}
+
+// TestWatchThatNeverBegins: a member that answers all but the watch is none to follow, as one
+// behind a proxy that keeps back what it has not as a whole.
+func TestWatchThatNeverBegins(t *testing.T) {
+	hangs := startLiar(t, []keyValue{entryOf("old")}, nil)
+	begins := startLiar(t, []keyValue{entryOf("new")}, func(w io.Writer) {
+		_ = json.NewEncoder(w).Encode(stream[watchAnswer]{Result: watchAnswer{Created: true}})
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	d, err := Open(ctx, Config{Endpoints: []string{hangs, begins}})
+	require.NoError(t, err)
+	t.Cleanup(d.Close)
+	v := await(t, d, has("new"))
+	require.NoError(t, v.Trouble)
+}
+
+// TestTooManyEntries: the view stays as it was, and says so.
+func TestTooManyEntries(t *testing.T) {
+	many := make([]keyValue, entriesMax+1)
+	for k := range many {
+		many[k] = entryOf(fmt.Sprint("a", k))
+	}
+	events := make([]event, len(many))
+	for k := range events {
+		events[k].Of = many[k]
+	}
+	url := startLiar(t, []keyValue{entryOf("b")}, func(w io.Writer) {
+		_ = json.NewEncoder(w).Encode(stream[watchAnswer]{Result: watchAnswer{Events: events}})
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	d, err := Open(ctx, Config{Endpoints: []string{url}})
+	require.NoError(t, err)
+	t.Cleanup(d.Close)
+	v := await(t, d, func(v *directory.View) bool { return v.Trouble != nil })
+	require.True(t, has("b")(v))
+	require.ErrorIs(t, v.Trouble, engine.ErrBounds)
+
+	require.ErrorIs(t, d.follow(ctx, startLiar(t, many, nil)), engine.ErrBounds)
+}
+
+// TestForgotten: a node that etcd has forgotten leaves in time, also where no watch lasts a beat.
+func TestForgotten(t *testing.T) {
+	d := &Directory{nodes: "sluice/nodes/", changed: make(chan struct{}),
+		come: make(chan struct{}), gone: map[string]time.Time{}}
+	d.replace([]keyValue{entryOf("a")})
+	d.replace(nil)
+	v, _ := d.View()
+	require.True(t, has("a")(v))
+	d.gone[d.nodes+"a"] = time.Now().Add(-time.Second)
+	d.replace(nil)
+	v, _ = d.View()
+	require.True(t, has()(v))
+	require.Empty(t, d.gone)
 }
