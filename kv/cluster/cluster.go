@@ -187,6 +187,13 @@ func (c *Cluster) Attach(ctx context.Context, r *engine.Region) error {
 		c.regions[r] = reg
 	}
 	c.mu.Unlock()
+	reg.mu.Lock()
+	over := reg.over
+	reg.mu.Unlock()
+	if over {
+		return fmt.Errorf("attach region %s: Detach of it has yet to return nil: call that "+
+			"again: %w", r.Name(), engine.ErrBusy)
+	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Limit)
 	defer cancel()
 	var nodes sync.WaitGroup
@@ -323,7 +330,7 @@ func (c *Cluster) Report(ctx context.Context, node string) (serve.Report, error)
 // Namespace opens a namespace, as serve.Client.Namespace does, at each node. Nodes that are not
 // reached open it once they are.
 func (c *Cluster) Namespace(ctx context.Context, name string, geometry [32]byte) (*Space, error) {
-	s := &Space{c: c, name: spaceName{name, geometry}}
+	s := &Space{c: c, name: spaceName{name, geometry}, closed: new(atomic.Bool)}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Limit)
 	defer cancel()
 	l := c.layout.Load()

@@ -12,7 +12,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -454,6 +457,8 @@ func TestSilentNode(t *testing.T) {
 	u := openUser(t, d)
 	u.store(t)
 	b := children["b"]
+	closed, err := u.Namespace(t.Context(), "closed", [32]byte{})
+	require.NoError(t, err)
 	require.NoError(t, b.cmd.Process.Signal(unix.SIGSTOP))
 	b.awaitStop(t)
 	require.Eventually(t, func() bool {
@@ -478,9 +483,165 @@ func TestSilentNode(t *testing.T) {
 	_, err = u.Load(t.Context(), u.keys, place(u, chainKeys, chainKeys))
 	require.ErrorIs(t, err, engine.ErrBounds)
 	require.NoError(t, u.Attach(t.Context(), u.region))
+	require.NoError(t, closed.Close())
 	require.NoError(t, b.cmd.Process.Signal(unix.SIGCONT))
 	u.await(t, "b", Serving)
 	u.load(t, all)
+	at := u.nodes["b"].usable()
+	require.NotNil(t, at)
+	require.Eventually(t, func() bool { // what was closed meanwhile it has no more
+		at.mu.Lock()
+		defer at.mu.Unlock()
+		return len(at.spaces) == 1
+	}, time.Minute, time.Millisecond)
+}
+
+// TestOtherProcess: where the directory has another process of a name, that one is the node, and
+// not the one that had the name: it answers still, or stands still for ever.
+func TestOtherProcess(t *testing.T) {
+	for _, stands := range []bool{false, true} {
+		t.Run(fmt.Sprint(stands), func(t *testing.T) {
+			first, nodes := startNodes(t, "a")
+			second, others := startNodes(t, "a")
+			nodes[0].Generation, others[0].Generation = 1, 2
+			view := func(nodes []directory.Node) *directory.View {
+				v, err := directory.NewView(nodes, nil)
+				require.NoError(t, err)
+				return v
+			}
+			d := &changing{}
+			d.set(view(nodes))
+			u := openUser(t, d)
+			u.store(t)
+			if stands {
+				require.NoError(t, first["a"].cmd.Process.Signal(unix.SIGSTOP))
+				first["a"].awaitStop(t)
+			}
+			d.set(view(others))
+			require.Eventually(t, func() bool {
+				soon, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				r, err := u.Report(soon, "a")
+				return err == nil && r.PID == second["a"].cmd.Process.Pid
+			}, time.Minute, time.Millisecond)
+			u.store(t)
+			u.load(t, all)
+		})
+	}
+}
+
+// Kinds and codes of a server's messages.
+const (
+	sentSpace, sentMatch, sentAnswer, sentPin, sentUnpin = 2, 6, 15, 18, 19
+	codeBusy                                             = 4
+)
+
+// startLiar starts a node that answers what a test wants, but for namespaces: a code and a body, or
+// nothing.
+func startLiar(t *testing.T, name string, reply func(what byte, keys int) (code byte, body []byte,
+	answers bool)) directory.Node {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "liar.sock")
+	e, err := openEngine(name)
+	require.NoError(t, err)
+	l, err := engine.Listen("unix", path)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var parts sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		parts.Wait()
+		require.NoError(t, e.Close())
+	})
+	parts.Go(func() { _ = e.Serve(ctx, l) })
+	parts.Go(func() {
+		for {
+			n, err := e.Next(ctx)
+			if err != nil {
+				return
+			}
+			if n.Err != nil {
+				continue
+			}
+			keys, code, body, answers := 0, byte(0), []byte("1"), true
+			if len(n.Data) >= 15 { // else it wants no answer
+				keys = int(binary.LittleEndian.Uint32(n.Data[11:]))
+			}
+			if what := n.Data[0]; what != sentSpace {
+				code, body, answers = reply(what, keys)
+			}
+			if answers && len(n.Data) >= 15 {
+				answer := append(append([]byte{sentAnswer}, n.Data[1:9]...), code, 0, 0)
+				_ = n.Peer.Notify(ctx, append(answer, body...))
+			}
+		}
+	})
+	return directory.Node{Name: name, Weight: 1, Addresses: []string{"unix:" + path}}
+}
+
+// TestBusyNode: a node that was late, and refuses the first question whether it answers, is asked
+// again.
+func TestBusyNode(t *testing.T) {
+	late := 0
+	node := startLiar(t, "busy", func(what byte, keys int) (code byte, body []byte, answers bool) {
+		switch {
+		case what == sentMatch && late == 0:
+			late++
+			return 0, nil, false
+		case what == sentMatch:
+			return 0, make([]byte, keys), true
+		case late == 1:
+			late++
+			return codeBusy, nil, true
+		}
+		return 0, nil, true
+	})
+	d, err := directory.List([]directory.Node{node}, nil)
+	require.NoError(t, err)
+	u := openUser(t, d)
+	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, err = u.Match(soon, u.keys)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, u.Stats().Nodes[0].Late)
+	u.await(t, "busy", Serving)
+	_, err = u.Match(t.Context(), u.keys)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, u.Stats().Nodes[0].Requests)
+}
+
+// TestLongToken: what no process would read as a token is none, and keeps nothing pinned.
+func TestLongToken(t *testing.T) {
+	var pins atomic.Int64
+	var nodes []directory.Node
+	for _, end := range []string{"a", "b"} {
+		name := strings.Repeat("<", 200) + end // which JSON has in six bytes each
+		nodes = append(nodes, startLiar(t, name, func(what byte, keys int) (code byte, body []byte,
+			answers bool) {
+			switch what {
+			case sentMatch:
+				body = bytes.Repeat([]byte{byte(cache.InMemory)}, keys)
+			case sentPin:
+				pins.Add(1)
+				body = append(make([]byte, 2), bytes.Repeat([]byte{byte(cache.Done)}, keys)...)
+			case sentUnpin:
+				pins.Add(-1)
+			}
+			return 0, body, true
+		}))
+	}
+	d, err := directory.List(nodes, nil)
+	require.NoError(t, err)
+	u := openUser(t, d)
+	chains := slices.Repeat([][]cache.Key{u.keys}, chainsMax)
+	_, err = u.MatchPinned(t.Context(), time.Hour, chains...)
+	require.ErrorIs(t, err, engine.ErrBounds)
+	require.Eventually(t, func() bool { return pins.Load() == 0 }, time.Minute, time.Millisecond)
+	token, err := u.MatchPinned(t.Context(), time.Hour, chains[:2]...)
+	require.NoError(t, err)
+	require.Equal(t, chainKeys, token.Prefix)
+	_, err = ParseToken(token.Bytes())
+	require.NoError(t, err)
 }
 
 // TestCloseBesideStopped: the cluster is closed, and its memory is the caller's, while a node
@@ -556,7 +717,9 @@ func TestNamespaces(t *testing.T) {
 	require.NoError(t, err)
 	for _, s := range open {
 		require.NoError(t, s.Close())
+		require.NoError(t, s.Behind(u.keys).Close(), "it was closed")
 	}
+	require.Equal(t, map[spaceName]int{u.name: 1, again.name: 1}, u.opens)
 	found, err := again.Match(t.Context(), u.keys)
 	require.NoError(t, err)
 	require.Zero(t, found.Prefix)
@@ -707,6 +870,11 @@ func TestRefused(t *testing.T) {
 	require.ErrorIs(t, err, engine.ErrBounds, "what is wrong for all nodes is an error")
 	_, err = Open(t.Context(), Config{})
 	require.ErrorIs(t, err, engine.ErrBounds)
+	reg := u.regions[u.region]
+	reg.over = true // as after a Detach without the proof
+	require.ErrorIs(t, u.Attach(t.Context(), u.region), engine.ErrBusy)
+	require.NoError(t, u.Detach(t.Context(), u.region))
+	require.NoError(t, u.Attach(t.Context(), u.region))
 }
 
 func (u *user) ownerOfOne(keys []cache.Key) string {

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -33,6 +34,7 @@ type node struct {
 	name  string
 	id    uint64 // of placement
 	stop  context.CancelFunc
+	moved chan struct{} // has room for one: the description is of another process
 	ended chan struct{} // closed when run has
 	tried chan struct{} // closed once it has been dialled
 
@@ -67,8 +69,8 @@ type opening struct {
 func (c *Cluster) newNode(d *directory.Node) *node {
 	sum := sha256.Sum256([]byte(d.Name))
 	n := &node{c: c, name: d.Name, id: binary.LittleEndian.Uint64(sum[:]),
-		ended: make(chan struct{}), tried: make(chan struct{})}
-	n.describe(d)
+		moved: make(chan struct{}, 1), ended: make(chan struct{}), tried: make(chan struct{}),
+		description: *d}
 	var ctx context.Context
 	ctx, n.stop = context.WithCancel(c.life)
 	go n.run(ctx)
@@ -78,16 +80,28 @@ func (c *Cluster) newNode(d *directory.Node) *node {
 func (n *node) describe(d *directory.Node) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.description.Generation != d.Generation {
+		select {
+		case n.moved <- struct{}{}:
+		default:
+		}
+	}
 	n.description = *d
 }
 
-// run is the story of a node: dial, serve, close, and again, until ctx ends.
+// run is the story of a node: dial, serve, close, and again, until ctx ends. Where the directory
+// has another process of the name, the one that is connected is the node no more: it may stand
+// still.
 func (n *node) run(ctx context.Context) {
 	defer close(n.ended)
 	tried := sync.OnceFunc(func() { close(n.tried) })
 	defer tried()
 	pause := pauseMin
 	for ctx.Err() == nil {
+		select {
+		case <-n.moved:
+		default:
+		}
 		client, err := n.dial(ctx)
 		n.mu.Lock()
 		if err == nil {
@@ -99,14 +113,17 @@ func (n *node) run(ctx context.Context) {
 		tried()
 		if err == nil {
 			pause = pauseMin
+			why := errors.New("the connection was lost")
 			select {
 			case <-client.Lost():
 				n.lost.Add(1)
+			case <-n.moved:
+				why = errors.New("another process has the name now")
 			case <-ctx.Done():
 			}
 			n.mu.Lock()
 			n.at, n.closing = nil, client
-			n.why = errors.New("the connection was lost")
+			n.why = why
 			n.mu.Unlock()
 			n.close(client)
 		}
@@ -257,10 +274,24 @@ func (c *conn) failedBy(err error, late bool) {
 	}
 	c.silent = true
 	go func() {
-		if c.Ping(context.Background()) == nil { // else it is lost
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.silent = false
+		for pause := pauseMin; c.Ping(context.Background()) != nil; pause = min(2*pause, pauseMax) {
+			select { // a node that is busy refuses it
+			case <-c.Lost():
+				return
+			case <-time.After(pause):
+			}
+		}
+		c.mu.Lock()
+		c.silent = false
+		names := slices.Collect(maps.Keys(c.spaces))
+		c.mu.Unlock()
+		for _, name := range names { // those that were closed meanwhile
+			n.c.mu.Lock()
+			open := n.c.opens[name] > 0
+			n.c.mu.Unlock()
+			if !open {
+				c.leave(name)
+			}
 		}
 	}()
 }

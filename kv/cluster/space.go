@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
@@ -34,6 +35,7 @@ type Space struct {
 	name   spaceName
 	before int       // blocks of the chain that are before those of a call
 	head   cache.Key // first of the segment of the last of these
+	closed *atomic.Bool
 }
 
 // Behind returns the namespace for calls about blocks that come behind others of their chain.
@@ -41,7 +43,8 @@ func (s *Space) Behind(chain []cache.Key) *Space {
 	if len(chain) == 0 {
 		return s
 	}
-	b := &Space{c: s.c, name: s.name, before: s.before + len(chain), head: s.head}
+	b := &Space{c: s.c, name: s.name, before: s.before + len(chain), head: s.head,
+		closed: s.closed}
 	if _, first := placement.SegmentOf(b.before - 1); first >= s.before {
 		b.head = chain[first-s.before]
 	}
@@ -51,6 +54,9 @@ func (s *Space) Behind(chain []cache.Key) *Space {
 // Close ends its use, and that of what Behind has made of it; the blocks stay. Wait for its
 // operations before. It waits at most a second for a node.
 func (s *Space) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
 	s.c.mu.Lock()
 	s.c.opens[s.name]--
 	last := s.c.opens[s.name] == 0

@@ -120,6 +120,11 @@ func (s *Space) MatchPinned(ctx context.Context, ttl time.Duration, chains ...[]
 		}
 		t.chains = append(t.chains, runs)
 	}
+	if n := len(t.Bytes()); n > tokenMax {
+		_ = t.Close()
+		return nil, fmt.Errorf("a token of %d bytes, at most %d: match fewer chains, or shorter "+
+			"ones: %w", n, tokenMax, engine.ErrBounds)
+	}
 	return t, nil
 }
 
