@@ -438,6 +438,8 @@ func TestCacheConfig(t *testing.T) {
 		{good + "[cluster]\netcd=[\"a:1\"]\n", "line 6: cluster.etcd: etcd endpoint \"a:1\""},
 		{good + "[cluster]\netcd=[\"http://a:1\"]\naddresses=[\"x\"]\n",
 			"line 7: cluster.addresses: node"},
+		{"plaintext=true\nlisten=[" + strings.Repeat("\"127.0.0.1:1\",", 8) + "]\n" + good +
+			"[cluster]\netcd=[\"http://a:1\"]\n", "has 9 addresses, want from 1 to 8"},
 		{good + "[[namespace]]\npriority=1\n", "line 5: namespace.name: want a name"},
 		{good + "[[namespace]]\nname=\"a\"\n[[namespace]]\nname=\"a\"\n", "line 8: namespace.name"},
 		{good + "[[namespace]]\nname=\"a\"\nflow=\"up\"\n", "line 7: namespace.flow"},

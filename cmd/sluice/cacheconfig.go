@@ -333,8 +333,8 @@ func (c *cacheConfig) check() (err error) {
 		bad := etcd.Config{Endpoints: k.etcd, Prefix: k.prefix}.Check()
 		refuse(bad != nil, "cluster", 0, "etcd", "%w", bad)
 		n := directory.Node{Name: c.name, Addresses: k.addresses}
-		if k.addresses == nil {
-			n.Addresses = []string{"unix:/"}
+		if k.addresses == nil { // socket and listen
+			n.Addresses = slices.Repeat([]string{"unix:/"}, 1+len(c.listen))
 		}
 		bad = n.Check()
 		refuse(bad != nil, "cluster", 0, "addresses", "%w", bad)
