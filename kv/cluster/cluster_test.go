@@ -747,9 +747,13 @@ func TestViews(t *testing.T) {
 	for k := range keys {
 		want[u.ownerOf(k)]++
 	}
+	c := u.nodes["c"].usable()
+	require.NotNil(t, c)
 	view(nodes[:2])
 	require.Eventually(t, func() bool { return len(u.Stats().Nodes) == 2 }, time.Minute,
 		time.Millisecond)
+	<-c.Lost()
+	require.True(t, c.hasRevoked(c.revoked.Load()), "what it has refused meanwhile is a miss")
 	found, err := u.Match(t.Context(), keys)
 	require.NoError(t, err)
 	there := 0

@@ -51,7 +51,7 @@ type node struct {
 type conn struct {
 	*serve.Client
 	n        *node
-	revoking atomic.Int64  // calls of revoke that run
+	revoking atomic.Int64  // calls of revoke that run; one more once the connection is over
 	revoked  atomic.Uint64 // that have ended
 
 	mu     sync.Mutex // guards what follows
@@ -103,9 +103,10 @@ func (n *node) run(ctx context.Context) {
 		default:
 		}
 		client, err := n.dial(ctx)
+		at := &conn{Client: client, n: n, spaces: map[spaceName]*opening{}}
 		n.mu.Lock()
 		if err == nil {
-			n.at = &conn{Client: client, n: n, spaces: map[spaceName]*opening{}}
+			n.at = at
 		} else if ctx.Err() == nil {
 			n.why = err
 		}
@@ -121,6 +122,7 @@ func (n *node) run(ctx context.Context) {
 				why = errors.New("another process has the name now")
 			case <-ctx.Done():
 			}
+			at.revoking.Add(1) // for good: calls that run may fail by it
 			n.mu.Lock()
 			n.at, n.closing = nil, client
 			n.why = why
