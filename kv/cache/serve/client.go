@@ -30,7 +30,7 @@ type Client struct {
 	room   chan struct{} // one for each of waiting
 	grace  time.Duration // cancelGrace
 
-	attaching sync.Mutex             // one Attach at a time: a region has one lease
+	attaching chan struct{}          // has room for one Attach: a region has one lease
 	mu        sync.Mutex             // guards what follows
 	last      uint64                 // id of a request
 	waiting   map[uint64]chan []byte // of requests without an answer, also those given up
@@ -207,8 +207,12 @@ func askBytes[T ~uint8](ctx context.Context, c *Client, what kind, q request) ([
 // Attach leases a region out to the server, so that requests may name it. One that is attached
 // stays so.
 func (c *Client) Attach(ctx context.Context, r *engine.Region) error {
-	c.attaching.Lock()
-	defer c.attaching.Unlock()
+	select {
+	case c.attaching <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("attach region %s: %w", r.Name(), context.Cause(ctx))
+	}
+	defer func() { <-c.attaching }()
 	c.mu.Lock()
 	_, is := c.regions[r]
 	c.mu.Unlock()
@@ -308,9 +312,9 @@ func (c *Client) Close(ctx context.Context) error {
 	_ = c.revokeAll(ctx)
 	c.cancel()
 	<-c.ended
-	c.attaching.Lock() // one that had its answer at this moment has a lease, too
+	c.attaching <- struct{}{} // one that had its answer at this moment has a lease, too
 	err := c.revokeAll(ctx)
-	c.attaching.Unlock()
+	<-c.attaching
 	if c.alone {
 		c.group.Close()
 	}

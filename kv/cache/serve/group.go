@@ -61,7 +61,8 @@ func (g *Group) Dial(ctx context.Context, network, address string) (*Client, err
 // an error of Meet, close the peer.
 func (g *Group) Meet(ctx context.Context, p *engine.Peer) (*Client, error) {
 	c := &Client{peer: p, group: g, ended: make(chan struct{}),
-		room: make(chan struct{}, requestsMax), grace: cmp.Or(g.Grace, cancelGrace),
+		room: make(chan struct{}, requestsMax), attaching: make(chan struct{}, 1),
+		grace:   cmp.Or(g.Grace, cancelGrace),
 		waiting: map[uint64]chan []byte{}, regions: map[*engine.Region]attached{}}
 	var life context.Context
 	life, c.cancel = context.WithCancel(g.life)

@@ -1062,6 +1062,16 @@ func TestAttachGivenUp(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- u.Attach(ctx, u.region) }()
 	<-standing.Came
+	over, end := context.WithCancel(t.Context())
+	end()
+	second := make(chan error, 1)
+	go func() { second <- u.Attach(over, u.region) }()
+	select { // it does not wait for the first one
+	case err = <-second:
+		require.ErrorIs(t, err, context.Canceled)
+	case <-time.After(time.Minute):
+		require.Fail(t, "it waits")
+	}
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
 	standing.GoOn()
