@@ -25,6 +25,10 @@ func NewSealed(name string, size uint64, ownerOnly bool) (fd int, mem []byte, er
 // pages are there when it returns, huge ones where the kernel gives them, so that a lack of memory
 // is an error. The mapping begins at a multiple of 2 MiB; Unmap ends it.
 func NewSealedPool(name string, size uint64) (fd int, mem []byte, err error) {
+	// While populate takes more than there is, the kernel ends processes.
+	if _, available := memoryLimits("/"); available != 0 && size > available {
+		return -1, nil, tooLittle(size, available)
+	}
 	return newSealed(name, size, true, func(fd int) ([]byte, error) {
 		mem, err := mapAligned(fd, size, unix.PROT_READ|unix.PROT_WRITE)
 		if err != nil {

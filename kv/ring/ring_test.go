@@ -508,7 +508,8 @@ func TestSeats(t *testing.T) {
 	require.Equal(t, filled(9, 9), got(t, r, put(t, w, "a", 9, 9)))
 	for _, cfg := range []Config{{}, {Path: "x"}, {Path: "x", Bytes: 1, Objects: -1},
 		{Path: "x", Bytes: 1, Readers: 65}, {Path: "x", Bytes: 1, Readers: 1, Await: 2},
-		{Path: "x", Bytes: 1, Patience: -1}, {Path: "x", Bytes: 1, Note: make([]byte, 513)}} {
+		{Path: "x", Bytes: 1, Patience: -1}, {Path: "x", Bytes: 1, Note: make([]byte, 513)},
+		{Path: "x", Bytes: 64 << 40}} { // the last one: more than a machine has
 		_, err := Open(cfg)
 		require.ErrorIs(t, err, driver.ErrBounds, "%+v", cfg)
 	}
