@@ -50,7 +50,7 @@ func (a *serverFlags) within(c *cobra.Command) (context.Context, context.CancelF
 		return nil, nil, usagef("--timeout %v: want more", a.timeout)
 	}
 	ctx, cancel := context.WithTimeoutCause(c.Context(), a.timeout,
-		fmt.Errorf("the server has not answered within %v (--timeout)", a.timeout))
+		fmt.Errorf("no answer within %v (--timeout)", a.timeout))
 	return ctx, cancel, nil
 }
 
@@ -67,9 +67,17 @@ func (a *serverFlags) askCluster(c *cobra.Command, do func(context.Context, *clu
 	defer cancel()
 	u, err := a.cluster.open(ctx, fmt.Sprintf("sluice cache (pid %d)", os.Getpid()))
 	if err != nil {
+		if ctx.Err() != nil && len(a.cluster.etcd) > 0 {
+			err = fmt.Errorf("%w: name an etcd that runs by --etcd, or the nodes by "+
+				"--nodes", err)
+		}
 		return fmt.Errorf("reach the cluster: %w", err)
 	}
-	return errors.Join(do(ctx, u), u.end())
+	err = do(ctx, u)
+	if absent := u.absent(); err != nil && absent != "" {
+		err = fmt.Errorf("%w; nodes that do not answer have and take no blocks: %s", err, absent)
+	}
+	return errors.Join(err, u.end())
 }
 
 // ask dials the server, and calls do with a context that ends at the limit.

@@ -44,6 +44,8 @@ const (
 	reachLimit = 10 * time.Second // for etcd, before a line says that it does not answer
 )
 
+var errUnreached = fmt.Errorf("not within %v", reachLimit)
+
 // options are those of a namespace: of the config where that names it, else of the directory, else
 // of the config for all others.
 func (m *membership) options(now *cacheConfig, name string) cache.NamespaceOptions {
@@ -67,7 +69,7 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 	node := m.cfg.node(at)
 	var d *etcd.Directory
 	for said := false; d == nil; {
-		soon, cancel := context.WithTimeout(ctx, reachLimit)
+		soon, cancel := context.WithTimeoutCause(ctx, reachLimit, errUnreached)
 		var err error
 		d, err = etcd.Open(soon, etcd.Config{Endpoints: m.cfg.cluster.etcd,
 			Prefix: m.cfg.cluster.prefix})
@@ -83,7 +85,7 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 	defer d.Close()
 	var member *etcd.Member
 	for said := false; member == nil; {
-		soon, cancel := context.WithTimeout(ctx, reachLimit)
+		soon, cancel := context.WithTimeoutCause(ctx, reachLimit, errUnreached)
 		var err error
 		member, err = d.Join(soon, node)
 		cancel()
@@ -289,6 +291,17 @@ func (u *clusterUser) moveBlock(ctx context.Context, call func(context.Context, 
 	return outcomes[0], nil
 }
 
+// absent names the nodes that do not answer, and why; empty: all answer.
+func (u *clusterUser) absent() string {
+	var list []string
+	for _, n := range u.Stats().Nodes {
+		if n.State != cluster.Serving {
+			list = append(list, fmt.Sprintf("%s (%s)", n.Name, cmp.Or(n.Why, string(n.State))))
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
 // nodeReport is a node as this process sees it and, where it may ask, as the node says.
 type nodeReport struct {
 	cluster.NodeStats
@@ -326,6 +339,10 @@ func (u *clusterUser) printStats(ctx context.Context, w, stderr io.Writer, asJSO
 	}
 	for _, text := range s.Refused {
 		fmt.Fprintf(stderr, "left out of the directory: %s\n", text)
+	}
+	if len(s.Nodes) == 0 {
+		fmt.Fprintln(stderr, "no node has joined: sluice cache serve says so once it has; "+
+			"--prefix must be that of its config")
 	}
 	if s.Trouble != "" {
 		fmt.Fprintf(stderr, "the directory does not answer, these are its last nodes: %s\n",

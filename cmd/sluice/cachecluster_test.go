@@ -96,6 +96,9 @@ func TestCluster(t *testing.T) {
 	o := in("get", "--etcd", url, "--hash", "bye", back)
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "never stored")
+	require.NotContains(t, o.stderr, "do not answer")
+	require.Contains(t, ok(t, in("stat", "--etcd", url, "--prefix", "other")).stderr,
+		"no node has joined")
 
 	// What a namespace may have in the cluster holds at each node.
 	put, err := json.Marshal(map[string]any{"key": []byte("sluice/namespaces/default"),
@@ -121,14 +124,22 @@ func TestCluster(t *testing.T) {
 	o = sluice(t, "cache", "stat", "--etcd", url, "--timeout", "300ms")
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "reach the cluster")
+	require.Contains(t, o.stderr, "--nodes")
 	require.Contains(t, ok(t, in("stat", "--nodes", strings.Join(list, ","))).stdout, "unreachable")
+	o = in("get", "--nodes", strings.Join(list, ","), "--hash", "bye", back)
+	require.Equal(t, statusFailed, o.status)
+	require.Contains(t, o.stderr, "nodes that do not answer")
+	require.Contains(t, o.stderr, servers[2].socket)
 	members[0].Start()
 	servers[0].stderr.await(t, "the directory answers again")
 
 	for _, args := range [][]string{{"cache", "stat", "--nodes", "a"},
 		{"cache", "stat", "--nodes", list[0], "--etcd", url},
 		{"cache", "stat", "--nodes", list[0], "--server", "/x"},
+		{"cache", "serve", "--name", "a/b", "--memory", "64MiB"},
 		{"cache", "serve", "--name", "a"}, {"cache", "serve", "--name", "a", "--config", "x"}} {
 		require.Equal(t, statusUsage, sluice(t, args...).status, args)
 	}
+	require.Contains(t, ok(t, sluice(t, "cache", "serve", "--name", "a", "--memory", "64MiB",
+		"--check")).stdout, "--name and --memory: config has no error")
 }

@@ -171,8 +171,8 @@ func (s *setting) set(v any) error {
 		ok = (isText || isNumber && n >= 0) && fits(u)
 		want = fmt.Sprintf("a whole number from %d to %d", s.least, s.most)
 		if s.most >= longest {
-			want = "a whole number, or a size such as \"64GiB\", of at most " +
-				figures.FormatSize(s.most)
+			want = fmt.Sprintf("a whole number, or a size such as \"64GiB\", from %s to %s",
+				figures.FormatSize(s.least), figures.FormatSize(s.most))
 		}
 		if s.most == unbounded {
 			want = "a whole number, or a size such as \"64GiB\"; without the key nothing bounds it"

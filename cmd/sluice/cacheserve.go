@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -87,6 +88,8 @@ cluster (docs/cluster.md). To try one, --name and --memory stand for a config.`,
 					"has them")
 			case path != "":
 				cfg, err = readCacheConfig(path)
+			case strings.Contains(name, "/"):
+				return usagef("--name %q: want one without /, since it is a part of a path", name)
 			case name != "" && memory != "":
 				cfg, err = parseCacheConfig("--name and --memory",
 					[]byte(quickConfig(name, memory)))
@@ -102,7 +105,7 @@ cluster (docs/cluster.md). To try one, --name and --memory stand for a config.`,
 				return err
 			}
 			if check {
-				fmt.Fprintf(c.OutOrStdout(), "%s: config has no error\n", path)
+				fmt.Fprintf(c.OutOrStdout(), "%s: config has no error\n", cfg.path)
 				return nil
 			}
 			return serveCache(c.Context(), cfg, c.OutOrStdout(), c.ErrOrStderr())

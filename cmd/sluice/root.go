@@ -186,7 +186,7 @@ func wordsFrom(least, most int) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {
 		case len(args) < least:
-			return usagef("%d words are missing", least-len(args))
+			return usagef("want %d words, not %d", least, len(args))
 		case len(args) > most:
 			return usagef("unexpected argument %q", args[most])
 		}

@@ -147,6 +147,10 @@ func (f *traceSimulation) check() error {
 		if field == nil {
 			return usagef("--prefill-time, --step-time: %w", err)
 		}
+		if field.Field == "Rate" { // of which the flag has GB
+			field = &simulate.ConfigError{Field: field.Field, Value: field.Value / 1e9,
+				Low: field.Low / 1e9, High: field.High / 1e9}
+		}
 		return usagef("--%s: %w", simulatedFlags[field.Field], field)
 	}
 	var err error

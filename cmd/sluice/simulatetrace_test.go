@@ -100,6 +100,7 @@ func TestSimulateTraceRefused(t *testing.T) {
 		"--decode 257":               "--decode: 257, want 1 to 256",
 		"--cache 511":                "--cache: 511, want 512",
 		"--rate nan":                 "--rate: NaN",
+		"--rate 0":                   "--rate: 0, want 0.001 to 1e+06",
 		"--threshold -1":             "--threshold: -1, want 0",
 		"--speed 0":                  "--speed: 0, want",
 		"--latency -1s":              "--latency: -1s, want 0s to 1h0m0s",
