@@ -448,13 +448,14 @@ class MooncakeDistributedStore:
 
 def _options(address: str) -> Options:
     """The cache that an address names, or the environment."""
-    for said in (address, os.environ.get("SLUICE_CACHE", "")):
+    variable = os.environ.get("SLUICE_CACHE", "")
+    for said in (address, variable):
         if said.startswith("{"):
             return Options.read(json.loads(said))
         if said.startswith(("unix:", "tcp:")):
             return Options.read({"address": said})
-    raise ValueError(f"the master server is {address!r}: name a cache there, or by SLUICE_CACHE, "
-                     f"as unix:/path or tcp:host:port of `sluice cache serve`")
+    raise ValueError(f"the master server is {address!r} and SLUICE_CACHE {variable!r}: one of them "
+                     f"must name a cache, as unix:/path or tcp:host:port of `sluice cache serve`")
 
 
 def _buffer(value: Any) -> Any:
