@@ -226,7 +226,7 @@ func (w *window) release() {
 	}
 }
 
-// stopHops has the hops of a memory end soon, or all where m is nil.
+// stopHops ends the hops of a memory soon, or all hops where m is nil.
 func (w *window) stopHops(m *stagedMemory, why error) {
 	for i := range w.hops {
 		if h := &w.hops[i]; h.memory != nil && (m == nil || h.memory == m) {

@@ -292,7 +292,7 @@ func (p *Peer) isWhole() bool {
 	return !p.ending.Load()
 }
 
-// retire has the Peer closed when no Transfer of it is left.
+// retire closes the Peer when no Transfer of it is left.
 func (p *Peer) retire() {
 	p.retired.Store(true)
 	p.closeIfUnused()

@@ -185,7 +185,7 @@ func (l *lane) park() {
 
 func (l *lane) unpark() { l.parked.Add(-1) }
 
-// wakeProgress has the progress goroutine look, for a reason that the backend does not know of.
+// wakeProgress wakes the progress goroutine, for a reason that the backend does not know of.
 func (l *lane) wakeProgress() {
 	l.wanted.Add(1)
 	if l.wake != nil {

@@ -184,7 +184,7 @@ func (l *Lease) end(limit time.Duration) error {
 	return l.Revoke(ctx)
 }
 
-// revokeLater has the engine look for the proof later. Preconditions: l.ending is held.
+// revokeLater makes the engine look for the proof later. Preconditions: l.ending is held.
 func (l *Lease) revokeLater() {
 	l.unproven.Store(true)
 	if l.retrying.Load() || l.e.isClosing() {

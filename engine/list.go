@@ -95,7 +95,7 @@ func (t *Transfer) Notify(msg []byte) error {
 	return nil
 }
 
-// attachFrame has a message follow the data. Its first byte is its kind.
+// attachFrame adds a message that follows the data. Its first byte is its kind.
 func (t *Transfer) attachFrame(b []byte) {
 	t.message, t.text, t.notify, t.dirty = b, nil, true, true
 }

@@ -19,23 +19,26 @@ type Remote struct {
 	readOnly bool
 	size     uint64
 	only     driver.Ranges // the ranges that the lease names; nil: all of it
-	tokens   [][]byte      // by lane; nil: that backend does not reach it
-	own      *Region       // of Self: the registration that it stands for
+	tokens   [][]byte      // by lane; nil: the backend of that lane does not reach the region
+	own      *Region       // the registration that a Remote of Self stands for; else nil
 
-	mu       sync.Mutex // guards the fields below
-	users    int        // transfers that list it
-	retired  bool       // replaced: the imported keys go with the last of them
-	imports  []imported // by lane
-	route    Route      // of the cached choice
+	mu      sync.Mutex // guards the fields below
+	users   int        // transfers that list it
+	retired bool       // own was replaced: the last user drops the imported keys
+	imports []imported // by lane
+
+	// The connection that was chosen for transfers between routeFor and this Remote by this route,
+	// and the remote's key there. New lists of entries use the choice until that time.
+	route    Route
 	routeFor *Region
 	chosen   *conn
 	chosenAt uint32
-	until    time.Duration // that the choice stands for new lists
+	until    time.Duration
 }
 
 // imported is the outcome of Peer.Import, kept until the Remote is closed.
 type imported struct {
-	known bool // otherwise it is tried again
+	known bool // key or err is final; otherwise the next use imports again
 	key   uint32
 	err   error
 }
@@ -97,9 +100,9 @@ func (m *Remote) importError() error {
 	return nil
 }
 
-// Close drops the imported keys; the next Add imports them anew. It is ErrBusy
-// while a Transfer lists it (Reset or Close that first): the key may be given to
-// other memory at once.
+// Close drops the imported keys; the next Add imports them anew. It returns ErrBusy while a
+// Transfer lists the Remote, since a key that was dropped may be given to other memory at once:
+// Reset or Close the Transfer first.
 func (m *Remote) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,7 +138,7 @@ func (m *Remote) retire() {
 	}
 }
 
-// unuse ends the use by one Transfer.
+// unuse notes that a Transfer does not list the Remote any more.
 func (m *Remote) unuse() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

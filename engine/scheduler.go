@@ -309,7 +309,7 @@ func (s *scheduler) leave(t *Transfer) {
 	}
 }
 
-// promote has a post that is under way go on as a SwapIn.
+// promote makes a post that is under way a SwapIn from now on.
 func (s *scheduler) promote(t *Transfer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
