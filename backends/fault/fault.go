@@ -199,7 +199,7 @@ func (b *Backend) signal() {
 	}
 }
 
-// wakeUp has a program that sleeps, or is about to, poll again.
+// wakeUp makes a program that sleeps, or is about to, poll again.
 func (b *Backend) wakeUp() {
 	b.pollAgain.Store(true)
 	b.signal()

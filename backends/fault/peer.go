@@ -225,7 +225,7 @@ func (p *peer) flights() []*flight {
 	}, func(x, y *flight) int { return cmp.Compare(x.tag, y.tag) })
 }
 
-// end has the connection accept no more batches, and releases its flights.
+// end stops the connection from accepting batches, and releases its flights.
 // Preconditions: b.mu is held.
 func (p *peer) end(why error) {
 	if !p.closed && !p.lost {

@@ -149,7 +149,7 @@ func (c *conn) resumeReader() {
 	}
 }
 
-// awaitResume has the reading goroutine wait for resumeReader. The caller then checks again what it
+// awaitResume blocks the reading goroutine until resumeReader. The caller then checks again what it
 // waits for. The error is that of a connection that has stopped.
 func (c *conn) awaitResume() error {
 	select {

@@ -14,7 +14,7 @@ const (
 	prefetchBytes = 2 << 10 // of each: the hardware prefetcher follows a longer one by itself
 )
 
-// fetch has the next n runs fetched.
+// fetch prefetches the first bytes of the next n runs.
 func (s *prefetcher) fetch(n int) {
 	for ; n > 0 && s.left > 0; n-- {
 		off, k := s.next()

@@ -17,16 +17,17 @@ import (
 	"github.com/sluicehq/sluice/internal/testing/testkit"
 )
 
-// firstTag has high and low bits set: a backend that keeps a part of a tag, or takes one for a
-// pointer or an index, is found out.
+// firstTag has high and low bits set, so that checks fail over a backend that keeps a part of a tag
+// alone, or uses a tag as a pointer or an index.
 const firstTag = 0xfedc_ba98_0000_0001
 
 // errLate says that a wait reached its limit.
 var errLate = errors.New("nothing happened within the limit")
 
 // host is a backend with its memory and its peers. It lives in the test's process or in the second
-// one, and obeys requests in either. It polls for all, and notes whatever breaks "each accepted tag
-// completes exactly once" and "one last message of each connection".
+// one, and executes the requests of checks in either. All its waits poll the backend, and each
+// completion and message is checked against "each accepted tag completes exactly once" and "one
+// last message of each connection".
 type host struct {
 	harness *Harness
 	b       driver.Backend
@@ -37,15 +38,15 @@ type host struct {
 	tags     []outcome      // by tag-firstTag
 	open     int            // tags in flight
 	breaches []string       // broken promises
-	ended    map[uint64]int // last messages by connection
+	ended    map[uint64]int // by connection: 1 after its last message; -1: we made it, none comes
 	spaces   []*Space
 	regions  []*region
 	peers    []driver.Peer
 	task     *task
-	stuck    bool // a call has not come back: memory stays
-	spot     string
-	arrived  chan struct{} // a goroutine has come to the spot
-	goOn     chan struct{}
+	stuck    bool          // a call of the backend has not returned: memory must not be freed
+	spot     string        // a point in the backend's code at which park stops a goroutine
+	arrived  chan struct{} // closed once a goroutine is stopped there
+	goOn     chan struct{} // closed by proceed: the goroutine continues
 }
 
 type outcome struct {
@@ -59,7 +60,7 @@ type region struct {
 	mem driver.Memory
 }
 
-// task is a goroutine that runs beside the requests.
+// task is a goroutine that runs while the host executes further requests.
 type task struct {
 	stop, done chan struct{}
 	err        error
@@ -80,7 +81,7 @@ func (h *host) breach(format string, args ...any) {
 	}
 }
 
-// allocate makes memory of a kind: local, shared or spoilt in some way.
+// allocate makes memory of a kind: local, shared, or memory that a check spoils later (spoilable).
 func (h *host) allocate(kind string, n uint64) (id int, err error) {
 	var s *Space
 	switch kind {
@@ -173,7 +174,7 @@ func (h *host) connect(addr []byte, limit time.Duration) (int, error) {
 	return len(h.peers) - 1, nil
 }
 
-// submitOnce submits a batch one time, and returns its tag.
+// submitOnce calls Submit once, with a new tag, and returns that tag.
 func (h *host) submitOnce(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
 	h.mu.Lock() // before Submit, since the completion may be there before that returns
 	tag = firstTag + uint64(len(h.tags))
@@ -210,8 +211,8 @@ func (h *host) submit(p driver.Peer, b *driver.Batch) (tag uint64, err error) {
 	}
 }
 
-// poll takes what is ready, and returns how much that was. While another goroutine polls it is
-// nothing.
+// poll takes the completions that are ready, and returns how many. It returns 0 at once while
+// another goroutine polls.
 func (h *host) poll() (int, error) {
 	if !h.polling.TryLock() {
 		return 0, nil
@@ -251,7 +252,7 @@ func (h *host) outcome(tag uint64) (done bool, err error) {
 	return o.completed, o.err
 }
 
-// await polls until the tag is done, and returns its outcome, or errLate.
+// await polls until the tag has completed, and returns its error, or errLate.
 func (h *host) await(tag uint64) error {
 	for wait := newWait(h.harness.limit); ; {
 		if done, err := h.outcome(tag); done {
@@ -270,8 +271,8 @@ func (h *host) await(tag uint64) error {
 	}
 }
 
-// sleep waits on the backend's descriptor as the engine does: arm, and sleep only if there is
-// nothing already. Past the limit it returns errLate.
+// sleep waits on the backend's descriptor as the engine does: it calls Arm, and sleeps only if Arm
+// says that nothing is ready. Past the limit it returns errLate.
 func (h *host) sleep(limit time.Duration) error {
 	ready, err := h.b.Arm()
 	if err != nil || ready {
@@ -378,7 +379,7 @@ func (h *host) answer(conn uint64, b []byte) error {
 	}
 }
 
-// begin has a task run beside further requests.
+// begin runs f in a goroutine, as the task of the host, until finish.
 func (h *host) begin(f func(*task)) {
 	t := &task{stop: make(chan struct{}), done: make(chan struct{})}
 	h.mu.Lock()
@@ -410,8 +411,9 @@ func (h *host) finish(stop bool) error {
 	}
 }
 
-// submitUntil submits batches, most at a time, until quit is closed or one fails, but not with
-// ignored. It returns the first error, or that a batch never completes.
+// submitUntil submits batches, with at most that many in flight, until quit is closed or a batch
+// fails with an error other than ignored. It returns that error, or errLate if a batch never
+// completes. With help it calls Peer.Help for each batch.
 func (h *host) submitUntil(p driver.Peer, quit <-chan struct{}, most int, help bool, ignored error,
 	next func(seq uint64) *driver.Batch) (err error) {
 	var flying []uint64
@@ -438,8 +440,8 @@ func (h *host) submitUntil(p driver.Peer, quit <-chan struct{}, most int, help b
 	return err
 }
 
-// flood submits one batch over and over from several goroutines, of which one helps, until all have
-// met an error.
+// flood begins a task: three goroutines, one of which calls Peer.Help, submit a batch over and over
+// until each has got an error. ErrRevoked is expected, and gives way to any other error.
 func (h *host) flood(p driver.Peer, b *driver.Batch) {
 	h.begin(func(t *task) {
 		var all sync.WaitGroup
@@ -459,7 +461,8 @@ func (h *host) flood(p driver.Peer, b *driver.Batch) {
 	})
 }
 
-// echo sends each message back by the connection that it came by, asleep until one comes.
+// echo begins a task that sends each message back by the connection that it came by, and sleeps
+// until the next one.
 func (h *host) echo() {
 	h.begin(func(t *task) {
 		for !closed(t.stop) {
@@ -475,7 +478,8 @@ func (h *host) echo() {
 	})
 }
 
-// park has the first goroutine that comes to a spot stand there until proceed.
+// park makes the first goroutine of the backend that passes the named spot stop there, until
+// proceed.
 func (h *host) park(spot string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -487,7 +491,7 @@ func (h *host) park(spot string) {
 	})
 }
 
-// parked waits until one stands.
+// parked waits until a goroutine has stopped at the spot.
 func (h *host) parked() error {
 	select {
 	case <-h.arrived:
@@ -509,7 +513,7 @@ func (h *host) proceed() {
 
 // close ends everything, and returns what was wrong.
 func (h *host) close() (breaches []string) {
-	h.proceed() // a check that failed may have left it
+	h.proceed() // a check that failed may have left a goroutine stopped
 	if err := h.finish(true); errors.Is(err, errLate) {
 		breaches = append(breaches, err.Error())
 	}
@@ -541,7 +545,7 @@ func (h *host) close() (breaches []string) {
 	return append(breaches, h.breaches...)
 }
 
-// within runs f, but does not wait for longer than the limit.
+// within runs f, and returns its error, or errLate past the limit: f goes on then.
 func within(limit time.Duration, f func() error) error {
 	result := make(chan error, 1)
 	go func() { result <- f() }()
@@ -553,7 +557,7 @@ func within(limit time.Duration, f func() error) error {
 	}
 }
 
-// wait spins for a moment, then naps, until its limit.
+// wait is a polling loop's pause: it yields for the first 200 µs, then sleeps, until its limit.
 type wait struct{ start, end time.Time }
 
 func newWait(limit time.Duration) wait {

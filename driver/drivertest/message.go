@@ -15,7 +15,7 @@ import (
 // unreceivedMax is how many bytes of messages a backend takes at most that nobody receives.
 const unreceivedMax = 64 << 20
 
-// receiving has a side receive beside this goroutine. The function that it returns waits for all.
+// receiving lets a side receive in another goroutine. The function that it returns waits for all.
 func (t *test) receiving(on *side, count int, asleep bool) (all func() []message) {
 	c := make(chan reply, 1)
 	go func() { c <- on.to.do(request{Do: "receive", Count: count, Asleep: asleep}) }()

@@ -73,8 +73,8 @@ func checkRevoke(t *test) {
 	}
 }
 
-// attack has the far side write to new memory of the near side, or read it, until it is revoked. It
-// returns when bytes arrive.
+// attack makes the far side write to new memory of the near side, or read it, until it is revoked.
+// It returns when bytes arrive.
 func (t *test) attack(op driver.Op, back int, l, r *memory) {
 	target := r
 	if op == driver.Read {
@@ -212,7 +212,7 @@ func checkRevokeKilled(t *test) {
 	}
 }
 
-// checkRevokeParked has a goroutine stand between a check and the act that relies on it while the
+// checkRevokeParked stops a goroutine between a check and the act that relies on it while the
 // owner revokes, gives the memory another use and another batch of the same writer comes with the
 // new token. When the one that stood goes on, nothing of it may land.
 func checkRevokeParked(t *test) {

@@ -168,7 +168,7 @@ func (m *memory) free() {
 
 func (t *test) can(bits driver.Can) bool { return t.peer.Can()&bits == bits }
 
-// must has the side's host do a request. If that fails, the check ends.
+// must sends a request to the side's host. If that fails, the check ends.
 func (s *side) must(q request) reply {
 	r := s.to.do(q)
 	if r.Err != nil {
@@ -177,7 +177,7 @@ func (s *side) must(q request) reply {
 	return r
 }
 
-// run has a side move a batch by one of its peers.
+// run moves a batch by one of a side's peers.
 func (s *side) run(peer int, b *driver.Batch) {
 	tag := s.must(request{Do: "submit", Peer: peer, Batch: b}).Tag
 	s.must(request{Do: "await", Tag: tag})
@@ -188,15 +188,15 @@ func (s *side) receive() message {
 	return s.must(request{Do: "receive", Count: 1}).Messages[0]
 }
 
-// closePeer has a side close one of its peers.
+// closePeer closes one of a side's peers.
 func (s *side) closePeer(peer int) { s.must(request{Do: "close peer", Peer: peer}) }
 
-// importToken has a side import a token by one of its peers.
+// importToken imports a token by one of a side's peers.
 func (s *side) importToken(peer int, token []byte) (key uint32) {
 	return s.must(request{Do: "import", Peer: peer, Data: token}).Key
 }
 
-// try has the side's host do a request that may fail.
+// try sends a request that may fail to the side's host.
 func (s *side) try(q request) (reply, error) {
 	r := s.to.do(q)
 	return r, r.Err.orNil()
@@ -602,7 +602,8 @@ func (t *test) sendToFar(msg []byte) (conn uint64) {
 	return t.expectMessages(t.far, msg)
 }
 
-// sendToNear has the far side send a message by its way to the near one, where it must be the next.
+// sendToNear makes the far side send a message by its way to the near one, where it must be the
+// next.
 func (t *test) sendToNear(back int, msg []byte) (conn uint64) {
 	t.far.run(back, messageAlone(msg))
 	return t.expectMessages(t.near, msg)

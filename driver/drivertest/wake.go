@@ -38,8 +38,8 @@ func (t *test) isDone(tag uint64) func() bool {
 	}
 }
 
-// expectSleep has the near side sleep while nothing comes, for a moment. A backend that never lets
-// its user sleep is found.
+// expectSleep makes the near side sleep while nothing comes, for a moment. A backend that never
+// lets its user sleep is found.
 func (t *test) expectSleep() {
 	t.until("sleep of an idle backend", func() bool {
 		err := t.host.sleep(5 * time.Millisecond)
