@@ -362,7 +362,7 @@ func (c *Cache) closeFiles(failed bool) error {
 	return m.close(failed)
 }
 
-// enter has the files stay open until exit; false: they are closed.
+// enter keeps the files open until exit. It returns false if they are closed.
 func (c *Cache) enter() bool { return c.begin() == nil }
 
 func (c *Cache) exit() { c.ops.Done() }

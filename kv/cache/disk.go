@@ -250,7 +250,7 @@ func (d *disk) grow(from int64) error {
 	return syncEntry(d.f)
 }
 
-// syncEntry has the disk keep the name of a new file; a test replaces it.
+// syncEntry makes the name of a new file durable; a test replaces it.
 var syncEntry = files.SyncEntry
 
 // saveBudget has the file know what is left of the day's bytes, before any of those are written
@@ -628,8 +628,8 @@ func (c *Cache) awaitWrite(s *shard, i uint32, op *Op) {
 	s.waiting[i] = append(s.waiting[i], op)
 }
 
-// offer has a block in memory written to a disk. The caller holds the shard's lock. Where too many
-// wait already it is not: a later use offers it again.
+// offer gives a block in memory to a disk to write. The caller holds the shard's lock. Where too
+// many wait already the disk does not take it: a later use offers it again.
 func (c *Cache) offer(i uint32, op *Op) {
 	e := c.index.entry(i)
 	if len(c.disks) == 0 || e.flags&writing != 0 || e.record != none || e.state != present {

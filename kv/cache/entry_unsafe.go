@@ -7,9 +7,9 @@ import (
 )
 
 // entry is what the cache knows of one block. The entries are the table of the memory file, so that
-// a process that attaches to the file after a kill finds them; of those fields only the ones before
-// space, and space itself, are read then. It has 64 bytes, in which no line of the processor's
-// cache is shared.
+// a process that attaches to the file after a kill finds them; it reads only the fields from key to
+// space. An entry has 64 bytes, a line of the processor's cache, so that processors that change two
+// entries do not contend.
 type entry struct {
 	key   Key    // of the block
 	sum   uint32 // of the record, see sumOf: stored last, taken away first; 0: nothing is in memory
@@ -21,13 +21,14 @@ type entry struct {
 	flags uint8
 	pins  uint32 // loads, stores and Pins that use the slot; it is not used again before 0
 
-	marks  [tiers]uint8 // of the policy, by tier
+	marks  [tiers]uint8 // what the policy notes about the block, by tier
 	disk   uint16       // number of the disk
 	record uint32       // its number on the disk; none: it is not there
-	links  [tiers]link  // of the policy, by tier
+	links  [tiers]link  // the block's neighbours in a list of the policy, by tier
 }
 
-// recorded returns the fields that outlive a process, but sum between them.
+// recorded returns the bytes of the fields that outlive a process: those before sum, which is left
+// out, and those behind it.
 func (e *entry) recorded() (before, behind []byte) {
 	begin := (*byte)(unsafe.Pointer(e))
 	const end = unsafe.Offsetof(e.space) + unsafe.Sizeof(e.space)
@@ -44,12 +45,12 @@ const (
 
 var _ [entryBytes]byte = [unsafe.Sizeof(entry{})]byte{}
 
-// asEntries has a part of the mapped file as a table.
+// asEntries returns a part of the mapped file as a table of entries.
 func asEntries(p []byte) []entry {
 	return unsafe.Slice((*entry)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/entryBytes)
 }
 
-// asStamps has a part of the mapped file as the stamps.
+// asStamps returns a part of the mapped file as the stamps of the entries.
 func asStamps(p []byte) []uint32 {
 	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/stampBytes)
 }

@@ -180,7 +180,7 @@ func (c *Cache) evictLocked(s *shard, lane int, t Tier, useless bool, kept *kept
 	return from, true
 }
 
-// leave has a block leave a tier for others.
+// leave removes a block from a tier to make room for others.
 func (c *Cache) leave(s *shard, i uint32, t Tier) {
 	c.stats.evicted[t].Add(1)
 	if t == Disk {

@@ -188,7 +188,7 @@ func (c *Cache) set(which func(k int) bool, o *NamespaceOptions) (n int, err err
 	return n, nil
 }
 
-// wakeKeeper has the keeper work soon.
+// wakeKeeper makes keepTime work now, not at its next tick.
 func (c *Cache) wakeKeeper() {
 	select {
 	case c.wake <- struct{}{}:

@@ -116,7 +116,7 @@ func (n *Namespace) Hint(keys []Key, h Hint) (r HintResult, err error) {
 	return r, err
 }
 
-// demote has a block leave memory once a disk has it. The caller holds the shard's lock.
+// demote takes a block out of memory once a disk has it. The caller holds the shard's lock.
 func (c *Cache) demote(s *shard, i uint32) error {
 	e := c.index.entry(i)
 	if e.slot == none {

@@ -15,7 +15,7 @@ import (
 // Limits bound what requests hold, and every wait. The zero value of a field means its default.
 type Limits struct {
 	Window      int // layers in flight of one request; default 4
-	RequestsMax int // at once; default 256. A peer of a group may have twice as many begun here
+	RequestsMax int // at once; default 256. A peer may begin twice as many requests with this rank
 	MessageMax  int // bytes of a fragment of a long message; default 64 KiB, at least MessageMin
 
 	// PlacesMax bounds the bytes of block tables and leases that the other group sends, of all
@@ -25,12 +25,12 @@ type Limits struct {
 	MeetTimeout   time.Duration // for all ranks to begin and open a request; default 30 s
 	IdleTimeout   time.Duration // between two signs of life of the senders; default 60 s
 	LayerTimeout  time.Duration // for one layer to be written or read; default 10 s
-	TakenTimeout  time.Duration // from Finish on, for the last rank to be done; default 60 s
+	TakenTimeout  time.Duration // from Finish until all receivers have confirmed; default 60 s
 	RevokeTimeout time.Duration // to prove that leases have ended; default 15 s
 	NotifyTimeout time.Duration // for a message to leave; default 5 s
 }
 
-// requestsMax, messageMost and placesMost are the most that Limits may ask for.
+// The largest values that fields of Limits may have.
 const (
 	requestsMax = 1 << 20
 	messageMost = 1 << 30

@@ -193,7 +193,7 @@ func (s *Step) lookup() error {
 	return err
 }
 
-// take has the sets of the batch be this step's until release.
+// take reserves the sets of the batch for this step until release.
 func (s *Step) take() error {
 	for _, set := range s.Batch.Sets {
 		if uint64(set) >= uint64(len(s.pool.owners)) {

@@ -266,7 +266,7 @@ func (c *Client) lateAnswer(answer <-chan []byte, giveBack func(body []byte)) {
 	}
 }
 
-// forget has the server give a number to another region. One that takes no word keeps it.
+// forget lets the server give a number to another region. One that takes no word keeps it.
 func (c *Client) forget(ctx context.Context, number uint16) {
 	soon, cancel := context.WithTimeout(ctx, forgetLimit)
 	defer cancel()

@@ -136,7 +136,7 @@ func (g *Group) run() {
 // drainMax bounds the notifications that go before the end of a client that is lost.
 const drainMax = 1 << 12
 
-// hand gives an answer to who waits for it.
+// hand gives an answer to the request that waits for it.
 func (g *Group) hand(n engine.Notification) {
 	g.mu.Lock()
 	c := g.clients[n.Peer]

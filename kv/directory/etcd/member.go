@@ -95,7 +95,7 @@ func (m *Member) hold(ctx context.Context) {
 	}
 }
 
-// step has the lease stand for LeaseTTL from now on, and the node there as it is now.
+// step renews the lease for LeaseTTL, and writes the node as it is now under it.
 func (m *Member) step(ctx context.Context) error {
 	m.mu.Lock()
 	id, node, put := m.lease, m.node, m.put

@@ -43,14 +43,14 @@ func (b *batch) Pop() any {
 	return x
 }
 
-// advance has the batch take steps.
+// advance simulates steps of the batch.
 func (d *decodeInstance) advance(r *run, n int64) {
 	d.at = later(d.at, r.Curves.steps(n, len(d.batch), d.held))
 	d.steps += n
 	d.held += n * int64(len(d.batch))
 }
 
-// join has a sequence join the batch as soon as a step ends.
+// join adds a sequence to the batch as soon as a step ends.
 func (d *decodeInstance) join(r *run, e event) {
 	if len(d.batch) == 0 {
 		d.at = e.at

@@ -298,7 +298,7 @@ func (p *prefillInstance) prefixOf(a *request) (has prefix) {
 	return has
 }
 
-// serve has a request computed where it was placed, and decoded.
+// serve simulates the prefill of a request where it was placed, and its decoding.
 func (r *run) serve(a *request, placed *schedule.Placement) {
 	p := &r.prefills[placed.Prefill]
 	start, hits, copied := max(r.now, p.free), r.has[placed.Prefill].blocks, r.now
