@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file makes the bytes of KV caches out of what a cell is known by, and tells whether bytes
-// are those of a given cell.
+// This file computes the bytes of a cell of a KV cache from the cell's identity, and checks whether
+// given bytes are those of a given cell.
 //
-// Every eight bytes of a cell differ from every other eight, so bytes that lie in the wrong place,
-// at the wrong offset, or only in part show up, and so do those of another cell. The maker and the
-// checker share nothing but the definition: word i of a cell is first + i x step modulo 2^64,
-// little-endian.
+// All words of eight bytes of a cell differ from each other, so the checker notices bytes at a
+// wrong place or offset, bytes that are missing, and bytes of another cell. The code that fills a
+// cell and the code that checks it share nothing but the definition: word i of a cell is
+// first + i x step modulo 2^64, little-endian.
 
 package replay
 
 import "encoding/binary"
 
-// cellID is what a cell of a KV cache is known by, or the part of a layer in a whole block.
+// cellID identifies a cell of a KV cache or, where whole blocks are compared, one part (such as
+// "k") of one layer of a block.
 type cellID struct {
 	Request     uint64 // or the hash of a block
 	Part        uint64 // see partNumber
@@ -20,7 +21,7 @@ type cellID struct {
 	Token       uint64
 }
 
-// partNumber makes a number of the name of a part.
+// partNumber hashes the name of a part.
 func partNumber(name string) uint64 {
 	h := uint64(len(name))
 	for i := range len(name) {
@@ -96,9 +97,9 @@ func differing(v uint64) (n uint64) {
 	return n
 }
 
-// countWrong counts the bytes of b that are not all that one.
-func countWrong(b []byte, all byte) (n uint64) {
-	want := uint64(all) * 0x0101010101010101
+// countWrong counts the bytes of b that differ from expected.
+func countWrong(b []byte, expected byte) (n uint64) {
+	want := uint64(expected) * 0x0101010101010101
 	for len(b) >= 8 {
 		if got := binary.LittleEndian.Uint64(b); got != want {
 			n += differing(got ^ want)
@@ -106,7 +107,7 @@ func countWrong(b []byte, all byte) (n uint64) {
 		b = b[8:]
 	}
 	for _, got := range b {
-		if got != all {
+		if got != expected {
 			n++
 		}
 	}

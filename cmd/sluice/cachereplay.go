@@ -20,9 +20,9 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
-// cacheReplay is a trace that runs through caches.
+// cacheReplay is the command: it runs a trace through caches.
 type cacheReplay struct {
-	replayFlags // trace, requests and seed of it
+	replayFlags // which trace, how many requests of it, and the seed of generated ones
 	policies    []string
 	clients     int
 	blockText   string
@@ -32,9 +32,9 @@ type cacheReplay struct {
 	dir         string
 
 	chains  [][]cache.Key
-	refs    int // blocks of all chains
-	unique  int
-	longest int
+	refs    int // blocks of all chains, each as often as it occurs
+	unique  int // different blocks
+	longest int // blocks of the longest chain
 }
 
 func newCacheReplay() *cobra.Command {
@@ -46,9 +46,9 @@ func newCacheReplay() *cobra.Command {
 them in their order, match the chain of a request, load what is there, and store the rest.
 Each byte that is loaded must be the one that the block's key says.
 
-Beside the hits of each policy stands the optimum: what a cache of as many blocks, memory and
-disk together, could have served at most, that knows all requests to come. Both are shares of
-all blocks. from_disk counts the bytes that had to be read from the file of the disk first.
+Beside the hits of each policy stands the optimum: the most that a cache with room for as many
+blocks, memory and disk together, could have served if it knew all later requests. Both are
+shares of all blocks. from_disk counts the bytes that the cache first had to read from its disk.
 Without TRACE a generator makes requests of the statistics of a conversation trace.`,
 		Example: `  sluice cache replay conversation_trace.jsonl --memory 10
   sluice cache replay --requests 500 --memory 3 --disk 20 --policy s3fifo --json`,
@@ -128,7 +128,7 @@ func (f *cacheReplay) check() error {
 	return nil
 }
 
-// blocksOf is how many blocks a percentage of the trace's are, at least one where it is not 0.
+// blocksOf returns how many blocks are that percentage of the trace's different blocks, rounded up.
 func (f *cacheReplay) blocksOf(percent float64) int {
 	return int(math.Ceil(percent / 100 * float64(f.unique)))
 }
@@ -169,7 +169,7 @@ func (f *cacheReplay) run(ctx context.Context, stdout, stderr io.Writer) error {
 	return err
 }
 
-// share and micros have as many digits as say something.
+// share and micros round to the digits that a reader can use.
 func share(n, of int) float64        { return math.Round(1e4*float64(n)/float64(of)) / 1e4 }
 func micros(d time.Duration) float64 { return math.Round(figures.Micros(d)) }
 
@@ -185,7 +185,7 @@ type replayResult struct {
 // what became of them.
 func (f *cacheReplay) runPolicy(ctx context.Context, policy string, progress func(int)) (
 	r replayResult, err error) {
-	// as many blocks fit as the optimum has
+	// The cache has room for as many blocks as the optimum.
 	memory, disk := f.blocksOf(f.memory), f.blocksOf(f.disk)
 	tier := func(blocks int) string {
 		return fmt.Sprintf("bytes = %d\nextent = %d", blocks*f.block, f.block)
@@ -259,16 +259,17 @@ func (f *cacheReplay) runPolicy(ctx context.Context, policy string, progress fun
 	return r, errors.Join(err, u.close())
 }
 
-// optimalHits is how many blocks of the chains a cache of so many blocks can serve at most that
-// knows all chains to come and need not keep what it is given: Belady's MIN. After each chain the
-// blocks stay that are used next. A block is never used earlier than what is before it in its
-// chain: so the blocks that stay may be chosen to have no gap, and hits be what a Match finds.
+// optimalHits returns the most hits that any cache of that capacity can have on the chains, even
+// one that knows all later chains and may decline to keep a block: Belady's MIN. After each chain
+// MIN keeps the blocks whose next use comes first. A block of a chain is never used before the
+// blocks in front of it, so MIN can keep chains without gaps, and each of its hits is a block that
+// Match would find.
 func optimalHits(chains [][]cache.Key, capacity int) (hits int) {
-	// when the blocks of each chain are used next, as numbers of chains
+	// For each block of each chain, the number of the next chain that uses it.
 	uses := make([][]int, len(chains))
 	later := map[cache.Key]int{}
 	for n, chain := range slices.Backward(chains) {
-		for _, key := range chain { // which a chain has once
+		for _, key := range chain { // no key is in a chain twice
 			at, ok := later[key]
 			if !ok {
 				at = len(chains)
@@ -278,8 +279,8 @@ func optimalHits(chains [][]cache.Key, capacity int) (hits int) {
 		}
 	}
 	there := map[cache.Key]bool{}
-	next := make([][]cache.Key, len(chains)) // blocks that are there, by the chain that uses them
-	last := 0                                // no block is used behind it
+	next := make([][]cache.Key, len(chains)) // cached blocks, by the chain that uses them next
+	last := 0                                // no cached block is used after this chain
 	for n, chain := range chains {
 		for k, key := range chain {
 			if there[key] {
