@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sends messages, and credit for them. A message is posted when all data that was submitted before
- * it is done, or is posted before it on the same queue pair: NICs deliver in order.
+ * Sends messages, and credit for them. A message follows the data of all batches up to its own. So
+ * it is posted once each of them is done, or is posted on the same queue pair: NICs deliver the
+ * requests of one queue pair in order.
  */
 #define _GNU_SOURCE
 #include "pair.h"
@@ -10,7 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* Builds the request of a record that has a frame. */
+/* Builds the send request for the frame of a record: a message or credit, as kind says. */
 static void build_frame(struct sl_verbs_pair *l, struct sl_verbs_record *r, uint32_t kind,
 			uint64_t value)
 {
@@ -44,8 +45,8 @@ struct sl_verbs_pair *sl_verbs_notif_pair(struct sl_verbs_conn *n)
 }
 
 /*
- * Whether a message of that order, if it is posted now on l, arrives after all data that was
- * submitted before it or with it.
+ * Whether the message of a batch, if it is posted now on l, arrives after the data of that batch
+ * and of all batches before it. Batches are numbered by order as they are submitted.
  */
 static int in_order(const struct sl_verbs_conn *n, const struct sl_verbs_pair *l, uint64_t order)
 {
@@ -63,7 +64,7 @@ static int in_order(const struct sl_verbs_conn *n, const struct sl_verbs_pair *l
 	return n->first_unposted == &n->batches || n->first_unposted->order > order;
 }
 
-/* Posts a message again (r), or the first message of a batch (r NULL). */
+/* Posts the message of record r again or, where r is NULL, that of batch b for the first time. */
 static int post_notif(struct sl_verbs_conn *n, struct sl_verbs_pair *l, struct sl_verbs_batch *b,
 		      struct sl_verbs_record *r)
 {
@@ -96,7 +97,7 @@ void sl_verbs_post_notifs(struct sl_verbs_conn *n)
 		struct sl_verbs_batch *b = r ? r->batch : n->notif_first;
 		struct sl_verbs_pair *l;
 
-		(void)sl_verbs_next_entries(n); /* before the queue pair is chosen */
+		(void)sl_verbs_next_entries(n); /* may post what was built: before the choice */
 		l = sl_verbs_notif_pair(n);
 		if (!l || !sl_verbs_has_room(l) || !in_order(n, l, b->order) ||
 		    post_notif(n, l, b, r) != 0)
