@@ -10,7 +10,7 @@ try:
 except Exception as e:
     wire.missing("mooncake", e)
 
-BATCH_MAX = 2048  # its queue refuses what is much longer
+BATCH_MAX = 2048  # Mooncake's queue refuses batches that are much longer
 
 
 def wheel():
@@ -61,7 +61,7 @@ class Engine(wire.Peer):
                 self.card["session"], ours[part], theirs[part], sizes[part], op))
 
     def notify(self, message):
-        """A notification goes with a transfer: here a small one."""
+        """Mooncake sends a notification with a transfer alone: here with a small one."""
         self.ok("transfer_sync", self.engine.transfer_sync(
             self.card["session"], self.memory.ctypes.data, self.card["base"], 8,
             TransferOpcode.Write,

@@ -60,12 +60,12 @@ proven = [channel._is_proof(_read(b"\\x81\\xactarget_agent" + bytes([0xa0 + len(
 assert proven == [True, *[False] * 6], proven
 assert _read(b"no message") == _read(b"\\x01") == _read(b"\\x80")
 
-# Messages that nobody can read keep no other one, and do not reach KVCR.
+# Messages that msgspec cannot decode do not hold up later ones, nor reach KVCR.
 came = [b"\\x81\\xa4type\\xa1\\xff", b"\\x81\\xa1x" + b"\\x91" * 100_000 + b"\\x01", b"\\x80"]
 with mock.patch.object(ZmqPeerControlChannel, "recv", lambda _: came):
     assert channel.recv() == [b"\\x80"]
 
-# A target that has waited for many writes has proof of the latest ones.
+# The channel remembers at most _PROBES_MOST probes, the latest ones.
 with mock.patch.object(ZmqPeerControlChannel, "send", lambda *_: True), mock.patch.object(
         kvcr, "_PROBES_MOST", 2):
     for handle in range(3):
@@ -88,7 +88,7 @@ def test_whose_end_is_a_proof(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_without_the_channel() -> None:
-    """What docs/nixl.md says of KVCR's own."""
+    """Over KVCR's own channel nothing is fetched again behind a stopped source: docs/nixl.md."""
     said = run("kvcr")
     assert (said["fetched"], said["of_a_stopped_source"], said["fetched_again"]) == (128, 0, 0)
     assert said["closed"] is not True

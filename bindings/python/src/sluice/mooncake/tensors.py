@@ -12,8 +12,9 @@ from typing import Any, Optional
 HEADER = 304
 DIMENSIONS = 8
 
-# magic, version, length of this, type, dimensions, layout, flags, where the bytes begin, how many;
-# the shape, and that of the whole of which it may be a part
+# magic, version, length of the header, number of the type, dimensions, layout, flags, where the
+# bytes begin, how many there are; the shape of the tensor, and the shape of the whole tensor of
+# which this one may be a part
 _FORM = struct.Struct("<4sHHIIIIQQ8q8q136x")
 _MAGIC, _VERSION = b"NOOM", 1
 _TYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
@@ -29,7 +30,7 @@ class Parts:
 
 
 def parts_of(tensor: Any) -> Optional[Parts]:
-    """None for what cannot be stored."""
+    """A header and the bytes of a tensor; None for what cannot be stored."""
     name = str(getattr(tensor, "dtype", "")).replace("torch.", "")
     if name not in _TYPES or not hasattr(tensor, "data_ptr") or tensor.dim() > DIMENSIONS:
         return None
@@ -44,8 +45,8 @@ def parts_of(tensor: Any) -> Optional[Parts]:
 
 
 def described(header: bytes, size: int) -> Optional[tuple[str, tuple[int, ...]]]:
-    """The type and the shape that a description says of an object of this size; None where it is
-    none.
+    """The type and the shape that the header of an object of this size names; None where it is not
+    such a header, or the tensor would not fit in the object.
     """
     if len(header) < HEADER:
         return None
@@ -59,7 +60,7 @@ def described(header: bytes, size: int) -> Optional[tuple[str, tuple[int, ...]]]
 
 
 def tensor_in(data: Any) -> Any:
-    """The tensor in the bytes of an object, which it shares; None where there is none."""
+    """The tensor that an object has, over the same memory; None where the object has no tensor."""
     import torch
 
     view = memoryview(data).cast("B")
