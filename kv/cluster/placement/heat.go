@@ -144,7 +144,8 @@ func (h *Heat) Tick(nodes []Node, self, mean uint64, others func(Key) int) (chan
 				c.owners = 0
 			}
 		default:
-			owners := max(int(c.owners), known, 1)
+			// Whatever is announced, no more than all nodes have been read.
+			owners := min(max(int(c.owners), known, 1), possible)
 			// The readers spread over the owners, so this owner sees one part in so many.
 			blocks, reads := c.blocks*uint64(owners), int(c.reads)*owners
 			want := int(min(blocks*ownerShare/max(mean, 1), uint64(possible)))
@@ -158,7 +159,7 @@ func (h *Heat) Tick(nodes []Node, self, mean uint64, others func(Key) int) (chan
 			if e.owners < 2 && announced >= HotMax {
 				now = 1
 			}
-			if now = min(now, possible); now != owners {
+			if now != owners {
 				changes = append(changes, Change{e.segment, owners, now})
 				c.blocks, c.reads = blocks/uint64(now), uint32(reads/now)
 			}
@@ -203,7 +204,7 @@ func (h *Heat) Hot() (hot []Hot) {
 
 // Choose returns which of its owners a node asks for a segment: itself if it is one, else a node
 // that it asks for another segment of the same chain anyway, else one by draw, which should be
-// different for each request.
+// different for each request. Of no owners, where no node has a weight, it returns -1.
 func Choose(owners []int, self int, asked []int, draw uint64) int {
 	if slices.Contains(owners, self) {
 		return self
@@ -212,6 +213,9 @@ func Choose(owners []int, self int, asked []int, draw uint64) int {
 		if slices.Contains(asked, node) {
 			return node
 		}
+	}
+	if len(owners) == 0 {
+		return -1
 	}
 	return owners[mix(draw)%uint64(len(owners))]
 }

@@ -149,6 +149,41 @@ func TestHeatIsBounded(t *testing.T) {
 	require.Len(t, h.Tick(nodes, 3, 6000, nobody), len(hot))
 }
 
+// TestColdSegmentsAreForgotten: what was read much long ago does not hide what is read now, however
+// many others are read once in between.
+func TestColdSegmentsAreForgotten(t *testing.T) {
+	h, id, reads := NewHeat(), uint64(0), 0
+	for range 2*heatSegments + HotMax - 1 { // they fill it
+		h.Read(keyOf(id), 1000+int(id))
+		reads += 1000 + int(id)
+		id++
+	}
+	hot, times := keyOf(1<<40), 20000
+	for range times {
+		h.Read(hot, 1)
+		for range 20 {
+			h.Read(keyOf(id), 1)
+			id++
+		}
+		reads += 21
+	}
+	require.LessOrEqual(t, int(h.counts[hot].blocks), times)
+	require.Greater(t, times, 3*reads/2/heatSegments)
+	require.GreaterOrEqual(t, int(h.counts[hot].blocks), times-reads/heatSegments)
+}
+
+// TestAnnouncedOwnersAreBounded: a number of owners that nobody can have is taken for all nodes.
+func TestAnnouncedOwnersAreBounded(t *testing.T) {
+	nodes, h := nodesOf(4), NewHeat()
+	segment := ownedBy(nodes, 3)
+	huge := func(Key) int { return 65535 }
+	readTimes(h, segment, 100, 1)
+	require.Empty(t, h.Tick(nodes, 3, 1600, huge), "400 of 1600 x 4")
+	require.Equal(t, 4, h.Owners(segment))
+	h.counts[segment] = count{blocks: 1, reads: 1, owners: 4}
+	require.Equal(t, []Change{{segment, 4, 3}}, h.Tick(nodes, 3, 1600, huge))
+}
+
 // TestHotSegmentsAreBounded: the hottest get the owners.
 func TestHotSegmentsAreBounded(t *testing.T) {
 	nodes, h := nodesOf(2), NewHeat()
@@ -175,6 +210,7 @@ func TestChoose(t *testing.T) {
 	owners := []int{4, 2, 9}
 	require.Equal(t, 2, Choose(owners, 2, []int{9}, 0), "itself")
 	require.Equal(t, 9, Choose(owners, 7, []int{1, 9}, 0), "one that it asks anyway")
+	require.Equal(t, -1, Choose(nil, 7, []int{1}, 3), "none")
 	drawn := map[int]int{}
 	for draw := range uint64(3000) {
 		drawn[Choose(owners, 7, nil, draw)]++

@@ -34,6 +34,8 @@ type Move struct {
 // sent everything; a node that was lost is not in after, so that the next of several owners sends.
 // Copies that are no longer owned are surplus, see Rank. Until it has a segment a new owner answers
 // that it does not have it; then the former owner does, which is the next in the order of Owners.
+// Where the nodes change again before all has been sent, before stays what it was at the first
+// change: it names the nodes that have the segments.
 func Plan(before, after []Node, self uint64, held iter.Seq[Held]) (moves []Move) {
 	present := make(map[uint64]bool, len(after))
 	for _, n := range after {
@@ -87,7 +89,10 @@ type handoverQueue struct {
 // bytesASecond. now is a time on the clock of the calls of Next.
 func NewHandover(moves []Move, after []Node, self uint64, bytesASecond float64,
 	now time.Duration) *Handover {
-	h := &Handover{bytesASecond: max(bytesASecond, 1) / float64(max(len(after)-1, 1))}
+	if !(bytesASecond >= 1) { // 0, or no number
+		bytesASecond = 1
+	}
+	h := &Handover{bytesASecond: bytesASecond / float64(max(len(after)-1, 1))}
 	by := map[uint64]*handoverQueue{}
 	for _, m := range moves {
 		if by[m.To] == nil {
@@ -103,7 +108,8 @@ func NewHandover(moves []Move, after []Node, self uint64, bytesASecond float64,
 
 // takes returns how long a move takes at the rate to one node.
 func (h *Handover) takes(m Move) time.Duration {
-	return time.Duration(float64(m.Bytes) / h.bytesASecond * float64(time.Second))
+	took := float64(max(m.Bytes, 0)) / h.bytesASecond * float64(time.Second)
+	return time.Duration(min(took, float64(handoverMax)))
 }
 
 // Next returns the next move, which the node should begin now. If wait is greater than 0 there is
@@ -132,5 +138,9 @@ func (h *Handover) Next(now time.Duration) (move Move, wait time.Duration, ok bo
 	return move, 0, true
 }
 
-// handoverBurst is how far a node that could not call Next in time may catch up.
-const handoverBurst = 100 * time.Millisecond
+const (
+	// handoverBurst is how far a node that could not call Next in time may catch up.
+	handoverBurst = 100 * time.Millisecond
+	// handoverMax bounds what one move takes, so that times do not overflow: at 36 years.
+	handoverMax = time.Duration(1 << 60)
+)

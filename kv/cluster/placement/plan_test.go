@@ -3,6 +3,7 @@
 package placement
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -245,6 +246,55 @@ func TestHandoverStartsHot(t *testing.T) {
 		}
 	}
 	require.Greater(t, early/all, 0.7, "heat of the first half")
+}
+
+// TestHandoverDoesNotCatchUp: a node that was away does not send all at once what it has missed.
+func TestHandoverDoesNotCatchUp(t *testing.T) {
+	var moves []Move
+	for range 100 {
+		moves = append(moves, Move{Held{Bytes: 1000}, 2})
+	}
+	h := NewHandover(moves, nodesOf(2), 1, 1000, 0) // a second each
+	_, wait, ok := h.Next(time.Minute)
+	require.True(t, ok)
+	require.Zero(t, wait)
+	_, wait, ok = h.Next(time.Minute)
+	require.True(t, ok)
+	require.Equal(t, time.Second-handoverBurst, wait)
+}
+
+// TestHandoverWithoutRate: no rate and no size has moves begin at once, and a rate without a bound
+// has none wait.
+func TestHandoverWithoutRate(t *testing.T) {
+	nodes := nodesOf(1000)
+	moves := func(bytes int64) (list []Move) {
+		for range 3 {
+			list = append(list, Move{Held{Bytes: bytes}, 2})
+		}
+		return list
+	}
+	for _, rate := range []float64{0, -1, math.NaN(), math.Inf(-1), 1} {
+		h := NewHandover(moves(math.MaxInt64), nodes, 1, rate, 0)
+		_, wait, ok := h.Next(0)
+		require.True(t, ok)
+		require.Positive(t, wait, rate)
+		_, none, ok := h.Next(wait)
+		require.True(t, ok)
+		require.Zero(t, none)
+		_, wait, ok = h.Next(wait)
+		require.True(t, ok)
+		require.Greater(t, wait, 30*365*24*time.Hour, rate)
+	}
+	for _, h := range []*Handover{NewHandover(moves(1<<40), nodes, 1, math.Inf(1), 0),
+		NewHandover(moves(-1<<40), nodes, 1, 1, 0)} {
+		for range 3 {
+			_, wait, ok := h.Next(0)
+			require.True(t, ok)
+			require.Zero(t, wait)
+		}
+		_, _, ok := h.Next(0)
+		require.False(t, ok)
+	}
 }
 
 // BenchmarkRebalance simulates 64 nodes of which one joins, drains or is lost, and gives the time

@@ -106,11 +106,16 @@ func NewView(blocks int) *View {
 // Apply takes in a digest of another node, which must not be changed afterwards. After ErrGap the
 // View still has what it had of the node, but the node must send a snapshot before its next digest
 // is of use.
+//
+// The caller takes a digest only from the node that it names: one of somebody else makes those of
+// the node itself out of date. And a node begins with a snapshot on each new connection, as nothing
+// tells that the last parts of one were lost with the connection before.
 func (v *View) Apply(d *Digest) error {
 	v.sweep(sweepBuckets)
 	p := v.peers[d.Node]
 	switch {
-	case p != nil && d.Generation < p.generation:
+	case p != nil && d.Generation < p.generation,
+		p != nil && d.Generation == p.generation && d.Part == 1 && d.Seq < p.seq:
 		return ErrStale
 	case d.Part == 1:
 		if p == nil && len(v.peers) == NodesMax {
@@ -155,10 +160,15 @@ func (v *View) Forget(node uint64) {
 	}
 	v.announce(node, p, nil)
 	v.used -= p.entries
-	v.numbers[p.number], v.live[p.number] = deadNumber, nil
+	delete(v.peers, node)
+	v.live[p.number] = nil
+	if p.entries == 0 { // there is nothing to sweep
+		v.numbers[p.number] = unusedNumber
+		return
+	}
+	v.numbers[p.number] = deadNumber
 	v.dead++
 	v.unswept = len(v.buckets)
-	delete(v.peers, node)
 }
 
 // announce replaces the hot segments of a node.

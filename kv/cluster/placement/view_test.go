@@ -4,6 +4,7 @@ package placement
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -132,6 +133,12 @@ func TestDigestsComeInOrder(t *testing.T) {
 	require.Equal(t, []uint64{7}, v.Holders(nil, keyOf(3)))
 	require.ErrorIs(t, v.Apply(j.Cut(0, nil)), ErrStale, "of the process before")
 
+	old := slices.Collect(next.Snapshot(0, nil, slices.Values([]Key{keyOf(3)})))
+	next.Add(keyOf(4))
+	apply(t, v, next.Cut(0, nil))
+	require.ErrorIs(t, v.Apply(old[0]), ErrStale, "a snapshot of before the last change")
+	require.Equal(t, []uint64{7}, v.Holders(nil, keyOf(4)))
+
 	v.Forget(7)
 	require.Empty(t, v.Holders(nil, keyOf(3)))
 }
@@ -239,6 +246,17 @@ func TestSeveralHolders(t *testing.T) {
 	t.Logf("%d of %d holders, %d blocks without one", known, 4*blocks, unknown)
 	require.Greater(t, known, 4*blocks*85/100)
 	require.Less(t, unknown, blocks/500)
+
+	// What was dropped is of the node whose entry it was.
+	entries := map[uint32]int{}
+	for _, bucket := range v.buckets {
+		for _, entry := range bucket {
+			entries[entry>>fingerBits]++
+		}
+	}
+	for _, p := range v.peers {
+		require.Equal(t, entries[p.number], p.entries)
+	}
 }
 
 // TestManyGenerations: nodes restart more often than a table has numbers for.
@@ -284,6 +302,12 @@ func TestHotSegmentsAndLoads(t *testing.T) {
 	v.Forget(1)
 	require.Empty(t, v.hot)
 	require.Equal(t, uint64(200), v.MeanLoad(200))
+
+	// Loads that nobody can have do not overflow.
+	for node := range uint64(3) {
+		apply(t, v, slices.Collect(NewJournal(node, 1).Snapshot(math.MaxUint64, nil, none))...)
+	}
+	require.Equal(t, uint64(3*loadMax/4), v.MeanLoad(0))
 }
 
 // TestEntryAndDigestSizes: 64 nodes with 100 M blocks, at a hundredth of the size.
