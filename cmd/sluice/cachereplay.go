@@ -60,7 +60,7 @@ Without TRACE a generator makes requests of the statistics of a conversation tra
 			case !f.exactly:
 				f.requests = 1000
 			}
-			if err := f.check(); err != nil {
+			if err := f.check(c.Context()); err != nil {
 				return err
 			}
 			return f.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
@@ -83,7 +83,7 @@ Without TRACE a generator makes requests of the statistics of a conversation tra
 }
 
 // check finds what is wrong with the flags, and makes keys of the trace.
-func (f *cacheReplay) check() error {
+func (f *cacheReplay) check(ctx context.Context) error {
 	n, err := figures.ParseSize(f.blockText)
 	switch {
 	case err != nil:
@@ -108,7 +108,7 @@ func (f *cacheReplay) check() error {
 		}
 	}
 	f.block = int(n)
-	requests, err := f.load()
+	requests, err := f.load(ctx)
 	if err != nil {
 		return err
 	}

@@ -233,7 +233,7 @@ func (f *replayFlags) options(c *cobra.Command) (*replay.Options, error) {
 		o.Requests = slices.Repeat([]trace.Request{{InputLength: n}}, f.requests)
 		return o, nil
 	}
-	o.Requests, err = f.load()
+	o.Requests, err = f.load(c.Context())
 	return o, err
 }
 

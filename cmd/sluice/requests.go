@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -20,13 +21,36 @@ const (
 // traceLine is a line of a trace.
 const traceLine = `{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1]}`
 
+// openInput opens a file to be read until ctx ends. Then it is closed, so that nobody waits longer
+// for the writer of a pipe, or for what that writes.
+func openInput(ctx context.Context, name string) (*os.File, error) {
+	type outcome struct {
+		file *os.File
+		err  error
+	}
+	opened := make(chan outcome, 1)
+	go func() {
+		file, err := os.Open(name)
+		opened <- outcome{file, err}
+	}()
+	select {
+	case o := <-opened:
+		if o.err == nil {
+			context.AfterFunc(ctx, func() { _ = o.file.Close() })
+		}
+		return o.file, o.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
 // load reads or makes the requests.
-func (f *replayFlags) load() ([]trace.Request, error) {
+func (f *replayFlags) load(ctx context.Context) ([]trace.Request, error) {
 	if f.trace == "" {
 		g := trace.NewGenerator(f.seed)
 		return collect(f.requests, func() (trace.Request, error) { return g.Next(), nil })
 	}
-	file, err := os.Open(f.trace)
+	file, err := openInput(ctx, f.trace)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
@@ -34,6 +58,8 @@ func (f *replayFlags) load() ([]trace.Request, error) {
 	list, err := collect(f.requests, trace.NewReader(file).Next)
 	var wrong *trace.LineError
 	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
 	case errors.As(err, &wrong):
 		return nil, fmt.Errorf("%s: %w; a line is such as %s", f.trace, err, traceLine)
 	case err != nil:

@@ -137,7 +137,11 @@ func (f *sparseFlags) check(c *cobra.Command) (err error) {
 			return usagef("--%s %v: want %v to %v", n.name, n.value, n.low, n.high)
 		}
 	}
+	card := &f.card
 	switch {
+	case card.Fixed+card.Query+card.Attention+card.Index < 0.001:
+		return usagef("--fixed, --query, --attention and --index: want at least 0.001 in all, as " +
+			"a layer takes time")
 	case f.slots > 0 && given(c, "ratio"):
 		return usagef("--slots and --ratio say the same: give one of them")
 	case f.svg != "" && !f.report:
@@ -217,12 +221,11 @@ func (f *sparseFlags) count(ctx context.Context) (*simulate.Counts, error) {
 		}
 		return simulate.Count(ctx, &g, f.slots, f.ratio)
 	}
-	file, err := os.Open(f.file)
+	file, err := openInput(ctx, f.file)
 	if err != nil {
 		return nil, fmt.Errorf("series: %w", err)
 	}
 	defer file.Close()
-	defer context.AfterFunc(ctx, func() { _ = file.Close() })() // ends a read of a pipe
 	c, err := simulate.Count(ctx, sparse.NewSeriesReader(file), f.slots, f.ratio)
 	if errors.Is(err, sparse.ErrSeries) {
 		return nil, fmt.Errorf("%s: %w; a line is such as %s", f.file, err, seriesLine)

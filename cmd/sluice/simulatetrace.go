@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"time"
 
@@ -70,7 +69,7 @@ Without TRACE a generator makes requests of the statistics of a conversation tra
 			case !f.exactly:
 				f.requests = 1000
 			}
-			if err := f.check(); err != nil {
+			if err := f.check(c.Context()); err != nil {
 				return err
 			}
 			return f.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
@@ -113,7 +112,7 @@ func microseconds(parts [3]float64) (us []float64) {
 }
 
 // check finds what is wrong with the flags, and reads the trace and the curves.
-func (f *traceSimulation) check() error {
+func (f *traceSimulation) check(ctx context.Context) error {
 	switch {
 	case f.exactly && f.requests < 1 || f.requests > requestsMax:
 		return usagef("--requests %d: want from 1 to %d", f.requests, requestsMax)
@@ -154,7 +153,7 @@ func (f *traceSimulation) check() error {
 		return usagef("--%s: %w", simulatedFlags[field.Field], field)
 	}
 	var err error
-	f.list, err = f.load()
+	f.list, err = f.load(ctx)
 	return err
 }
 
@@ -205,7 +204,7 @@ func (f *traceSimulation) run(ctx context.Context, stdout, stderr io.Writer) err
 		}
 		if len(r.TBT) > 0 {
 			for k, p := range []float64{50, 99} {
-				row[11+k] = millis(1000 * figures.Percentile(r.TBT, p))
+				row[11+k] = math.Round(1e6*figures.Percentile(r.TBT, p).Seconds()) / 1e3
 			}
 		}
 		rows = append(rows, row)
@@ -221,12 +220,11 @@ func millis(d time.Duration) float64 { return math.Round(d.Seconds()*1e3) / 1e3 
 
 // fit reads curves from a file of measured times.
 func (f *traceSimulation) fit(ctx context.Context, c *simulate.Curves) (off float64, err error) {
-	file, err := os.Open(f.curves)
+	file, err := openInput(ctx, f.curves)
 	if err != nil {
 		return 0, fmt.Errorf("curves: %w", err)
 	}
 	defer file.Close()
-	defer context.AfterFunc(ctx, func() { _ = file.Close() })() // ends a read of a pipe
 	*c, off, err = simulate.FitCurves(file, *c)
 	switch {
 	case ctx.Err() != nil:

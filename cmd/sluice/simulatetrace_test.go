@@ -3,11 +3,14 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -56,6 +59,10 @@ func TestSimulateTrace(t *testing.T) {
 	require.EqualValues(t, 1, rows[0]["served"])
 	require.Positive(t, rows[0]["ttft_p99_s"])
 	require.Nil(t, rows[0]["tbt_p50_ms"]) // of one token
+	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(traceLine, `th":1`, `th":2`, 1)),
+		0o600))
+	rows, _ = simulated(t, file, "--case", "none", "--tbt", "0", "--step-time", "1e12,0,1e12")
+	require.InDelta(t, 514e9, rows[0]["tbt_p50_ms"], 1e3, "513 tokens, and the fixed part")
 }
 
 func TestSimulateTraceCurves(t *testing.T) {
@@ -79,19 +86,27 @@ func TestSimulateTraceCurves(t *testing.T) {
 	}
 }
 
-// TestSimulateTraceEnds: who waits for measured times of a pipe, may leave.
-func TestSimulateTraceEnds(t *testing.T) {
-	pipe := filepath.Join(t.TempDir(), "curves")
+// TestSimulateEnds: who waits for what comes from a pipe, or for its writer, may leave.
+func TestSimulateEnds(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
-	c, stdout, stderr := command(t, "simulate", "trace", "--requests", "1", "--curves", pipe)
-	require.NoError(t, c.Start())
-	w, err := os.OpenFile(pipe, os.O_WRONLY, 0) // when the command has opened it
-	require.NoError(t, err)
-	require.NoError(t, c.Process.Signal(syscall.SIGINT))
-	require.Equal(t, statusInterrupted, status(t, c.Wait()))
-	require.Empty(t, stdout.String())
-	require.Contains(t, stderr.String(), "interrupted")
-	require.NoError(t, w.Close())
+	for _, words := range [][]string{{"trace"}, {"sparse"}, {"trace", "--requests", "1",
+		"--curves"}} {
+		c, stdout, stderr := command(t, append(append([]string{"simulate"}, words...), pipe)...)
+		require.NoError(t, c.Start())
+		w, err := os.OpenFile(pipe, os.O_WRONLY, 0) // when the command has opened it
+		require.NoError(t, err)
+		require.NoError(t, c.Process.Signal(syscall.SIGINT))
+		require.Equal(t, statusInterrupted, status(t, c.Wait()))
+		require.Empty(t, stdout.String())
+		require.Contains(t, stderr.String(), "interrupted")
+		require.NoError(t, w.Close())
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gone := errors.New("gone")
+	time.AfterFunc(time.Millisecond, func() { cancel(gone) })
+	_, err := openInput(ctx, pipe)
+	require.ErrorIs(t, err, gone)
 }
 
 func TestSimulateTraceRefused(t *testing.T) {

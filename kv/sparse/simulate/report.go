@@ -5,6 +5,8 @@ package simulate
 import (
 	"context"
 	"fmt"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // Setting is one of the ESS report (arXiv 2512.10576), with the gain of tokens a second that it has
@@ -82,8 +84,12 @@ func Compare(ctx context.Context, card Card, seed uint64, layers, steps int) (cl
 				Claim{"misses, most of a layer, ratio 0.2", "605", high, nil, "the generator, " +
 					"of which a layer renews at most 605"})
 		}
-		gain := 100 * (card.Run(c.Load(s.Accepted), Chosen).Tokens/
-			card.Run(c.Bare(s.Accepted), None).Tokens - 1)
+		bare := card.Run(c.Bare(s.Accepted), None)
+		if bare.Batch == 0 {
+			return nil, spike, fmt.Errorf("not one sequence of %d entries fits in the memory of "+
+				"the card: give it more: %w", s.Context, driver.ErrBounds)
+		}
+		gain := 100 * (card.Run(c.Load(s.Accepted), Chosen).Tokens/bare.Tokens - 1)
 		off, basis := gain-s.Gain, "predicted"
 		if i == 0 {
 			basis = "fitted, by the default of --fixed"

@@ -43,6 +43,15 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 }
 
+// A card on which nothing fits has no gain.
+func TestCompareRefused(t *testing.T) {
+	card := DefaultCard()
+	card.Memory = 1000
+	_, _, err := Compare(t.Context(), card, 1, 1, 2)
+	require.ErrorIs(t, err, driver.ErrBounds)
+	require.ErrorContains(t, err, "not one sequence of 32768 entries")
+}
+
 // The fixed time is what DefaultCard says: it gives the first gain of the report.
 func TestFit(t *testing.T) {
 	s := Settings[0]
