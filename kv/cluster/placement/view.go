@@ -46,8 +46,9 @@ var (
 // date, and for few blocks wrong: a node that is asked and does not have the block says so.
 //
 // All nodes share one cuckoo table of 4-byte entries, so that one look at two buckets finds all
-// holders of a block. Its memory is fixed; what has no room is not found. A View is not safe for
-// concurrent use, except that methods that change nothing may run concurrently with each other.
+// holders of a block. Its memory is fixed; what has no room is not found. Hot segments come on top,
+// at most HotMax of each node. A View is not safe for concurrent use, except that methods that
+// change nothing may run concurrently with each other.
 type View struct {
 	buckets [][bucketEntries]uint32 // 0: free
 	limit   int                     // entries that may be used

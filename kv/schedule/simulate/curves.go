@@ -28,17 +28,20 @@ func DefaultCurves() Curves {
 	return Curves{Prefill: [3]float64{12.6e6, 121e3, 2.69}, Decode: [3]float64{10.3e6, 145e3, 23.9}}
 }
 
+// Where a product is converted below, no processor may round it together with the sum that it goes
+// into: all have the same times.
+
 // prefill is how long it takes to compute a prompt of which a part is cached.
 func (c *Curves) prefill(tokens, cached int) time.Duration {
 	n, p := float64(tokens), float64(cached)
-	return nanoseconds(c.Prefill[0] + c.Prefill[1]*(n-p) + c.Prefill[2]*(n*n-p*p))
+	return nanoseconds(c.Prefill[0] + float64(c.Prefill[1]*(n-p)) + float64(c.Prefill[2]*(n*n-p*p)))
 }
 
 // steps is how long n steps of a batch take that has so many tokens of context before the first.
 func (c *Curves) steps(n int64, batch int, context int64) time.Duration {
 	f, b := float64(n), float64(batch)
-	first := c.Decode[0] + c.Decode[1]*b + c.Decode[2]*float64(context)
-	return nanoseconds(f*first + c.Decode[2]*b*f*(f-1)/2)
+	first := c.Decode[0] + float64(c.Decode[1]*b) + float64(c.Decode[2]*float64(context))
+	return nanoseconds(float64(f*first) + c.Decode[2]*b*f*(f-1)/2)
 }
 
 // stepsWithin is the least number of steps that take at least so long.
@@ -239,7 +242,7 @@ func solve(rows [][4]float64, set int) (parts [3]float64, ok bool) {
 		for l := range m {
 			if by := m[l][k] / m[k][k]; l != k {
 				for at := range m[l] {
-					m[l][at] -= by * m[k][at]
+					m[l][at] -= float64(by * m[k][at])
 				}
 			}
 		}
