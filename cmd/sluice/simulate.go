@@ -11,6 +11,6 @@ func newSimulate() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newSimulateTrace())
+	c.AddCommand(newSimulateSparse(), newSimulateTrace())
 	return c
 }
