@@ -72,7 +72,7 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 		soon, cancel := context.WithTimeoutCause(ctx, reachLimit, errUnreached)
 		var err error
 		d, err = etcd.Open(soon, etcd.Config{Endpoints: m.cfg.cluster.etcd,
-			Prefix: m.cfg.cluster.prefix})
+			Prefix: m.cfg.cluster.prefix, Lease: m.cfg.cluster.lease})
 		cancel()
 		switch {
 		case ctx.Err() != nil && d == nil:

@@ -31,15 +31,11 @@ func TestCluster(t *testing.T) {
 		stderr *lines
 		socket string
 	}
-	var servers []*server
 	var list []string
-	for k := range 3 {
-		name := fmt.Sprintf("test-%d-%c", os.Getpid(), 'a'+k)
-		text := quickConfig(name, "16MiB")
-		cfg, err := parseCacheConfig("flags", []byte(text))
+	serve := func(name string, args ...string) *server {
+		cfg, err := parseCacheConfig("flags", []byte(quickConfig(name, "16MiB")))
 		require.NoError(t, err)
-		c := exec.Command(binary, "cache", "serve", "--name", name, "--memory", "16MiB", "--etcd",
-			url)
+		c := exec.Command(binary, append([]string{"cache", "serve"}, args...)...)
 		errs, err := c.StderrPipe()
 		require.NoError(t, err)
 		require.NoError(t, c.Start())
@@ -51,8 +47,17 @@ func TestCluster(t *testing.T) {
 			_ = os.Remove(cfg.cache.Memory.Path)
 			_ = os.Remove(cfg.socket)
 		})
-		servers = append(servers, &server{c, readLines(errs), cfg.socket})
 		list = append(list, name+"=unix:"+cfg.socket)
+		return &server{c, readLines(errs), cfg.socket}
+	}
+	var servers []*server
+	for k := range 3 {
+		name := fmt.Sprintf("test-%d-%c", os.Getpid(), 'a'+k)
+		config := filepath.Join(dir, name)
+		// A lease by which the nodes stay also on a machine that stalls for some seconds.
+		require.NoError(t, os.WriteFile(config, fmt.Appendf(nil,
+			"%s[cluster]\netcd = [%q]\nlease = \"1m\"\n", quickConfig(name, "16MiB"), url), 0o600))
+		servers = append(servers, serve(name, "--config", config))
 	}
 	for _, s := range servers {
 		s.stderr.await(t, "is in the cluster")
@@ -114,6 +119,14 @@ func TestCluster(t *testing.T) {
 		return strings.Contains(ok(t, askCache(t, servers[0].socket, "ls", "--json")).stdout,
 			`"priority":5`)
 	}, time.Minute, 10*time.Millisecond)
+
+	// A node by flags alone.
+	name := fmt.Sprintf("test-%d-flags", os.Getpid())
+	quick := serve(name, "--name", name, "--memory", "16MiB", "--etcd", url)
+	quick.stderr.await(t, "is in the cluster")
+	require.NoError(t, quick.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, quick.Wait())
+	list = list[:3]
 
 	// A node leaves at once, and etcd's end changes nothing.
 	require.NoError(t, servers[2].Process.Signal(syscall.SIGTERM))

@@ -43,6 +43,7 @@ type cacheConfig struct {
 	cluster    struct {
 		etcd, addresses     []string
 		prefix, certificate string
+		lease               time.Duration
 	}
 
 	path, text string // of the file
@@ -79,7 +80,8 @@ func (c *cacheConfig) settings(table string, nth int) []setting {
 	case "cluster":
 		k := &c.cluster
 		return []setting{{"etcd", &k.etcd, 0, 0}, {"prefix", &k.prefix, 1, 255},
-			{"addresses", &k.addresses, 0, 0}, {"certificate", &k.certificate, 1, 255}}
+			{"addresses", &k.addresses, 0, 0}, {"certificate", &k.certificate, 1, 255},
+			{"lease", &k.lease, 5e9, 3600e9}}
 	case "events":
 		e := &c.events
 		return []setting{{"address", &e.address, 1, 255}, {"replay", &e.replay, 1, 255},
@@ -329,8 +331,9 @@ func (c *cacheConfig) check() (err error) {
 			address("events", "replay", ev.replay)
 		}
 	}
-	if k := c.cluster; len(k.etcd)+len(k.addresses)+len(k.prefix)+len(k.certificate) > 0 {
-		bad := etcd.Config{Endpoints: k.etcd, Prefix: k.prefix}.Check()
+	if k := c.cluster; len(k.etcd)+len(k.addresses)+len(k.prefix)+len(k.certificate) > 0 ||
+		k.lease > 0 {
+		bad := etcd.Config{Endpoints: k.etcd, Prefix: k.prefix, Lease: k.lease}.Check()
 		refuse(bad != nil, "cluster", 0, "etcd", "%w", bad)
 		n := directory.Node{Name: c.name, Addresses: k.addresses}
 		if k.addresses == nil { // socket and listen

@@ -6,6 +6,7 @@ package etcdtest
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -37,9 +38,12 @@ func Start(t *testing.T, n int) (members []*Member) {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "etcd",
 			Reason: err.Error(), Fix: "apt-get install etcd-server"})
 	}
+	// An address of the loopback that nobody else has, since others may take a port of 127.0.0.1
+	// before the member does.
+	host := fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
 	var listeners []net.Listener
 	address := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", host)
 		if err != nil {
 			t.Fatal(err)
 		}

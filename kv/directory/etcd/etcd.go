@@ -5,7 +5,7 @@
 //
 // What is there, under a prefix, in JSON:
 //
-//	PREFIX/nodes/NAME       a directory.Node, with a lease of five seconds
+//	PREFIX/nodes/NAME       a directory.Node, with a lease (Config.Lease)
 //	PREFIX/namespaces/NAME  a directory.Namespace, which an operator puts there by etcdctl
 //
 // The way of a View (Directory.follow, one function): read all that is there from one member, then
@@ -47,6 +47,10 @@ type Config struct {
 	Endpoints []string    // of the members: "http://10.0.0.1:2379"
 	TLS       *tls.Config // for endpoints of https; nil: the authorities of the host
 	Prefix    string      // of all keys; default "sluice"
+
+	// Lease is how long a node that has died stays in the directory: from 5 s, the default, to an
+	// hour. Longer ones suit an etcd, or nodes, that may not answer for seconds.
+	Lease time.Duration
 }
 
 func (cfg Config) prefix() string { return strings.Trim(cmp.Or(cfg.Prefix, "sluice"), "/") }
@@ -60,20 +64,25 @@ func (cfg Config) Check() error {
 		return fmt.Errorf("etcd: prefix %q: want from 1 to 255 bytes: %w", cfg.Prefix,
 			engine.ErrBounds)
 	}
+	if l := cfg.lease(); l < leaseMin || l > leaseMax {
+		return fmt.Errorf("etcd: a lease of %v: want from %v to %v: %w", l, leaseMin, leaseMax,
+			engine.ErrBounds)
+	}
 	return nil
 }
 
+func (cfg Config) lease() time.Duration { return cmp.Or(cfg.Lease, leaseMin) }
+
 const (
-	// LeaseTTL is how long a node that has died stays in the directory.
-	LeaseTTL = 5 * time.Second
-	beat     = LeaseTTL / 3
+	leaseMin = 5 * time.Second
+	leaseMax = time.Hour
+	beat     = leaseMin / 3
 	pauseMin = 50 * time.Millisecond // before the next member is tried
 	pauseMax = 2 * time.Second
-	// comeBackTime is how long a node that etcd has forgotten may take to join again.
-	comeBackTime = 2 * LeaseTTL
-	valueMax     = 16 << 10 // bytes of an entry
-	entriesMax   = directory.NodesMax + directory.NamespacesMax
-	refusedMax   = 16
+
+	valueMax   = 16 << 10 // bytes of an entry
+	entriesMax = directory.NodesMax + directory.NamespacesMax
+	refusedMax = 16
 )
 
 // Directory is the view of an etcd, and how nodes join it.
@@ -81,6 +90,7 @@ type Directory struct {
 	c              *client
 	nodes, spaces  string // prefixes of keys
 	first, last    []byte // the range of all keys
+	lease          time.Duration
 	stop           context.CancelFunc
 	followed, come chan struct{} // closed when follow has ended, and once a view is there
 
@@ -131,7 +141,8 @@ func Open(ctx context.Context, cfg Config) (*Directory, error) {
 		http: &http.Client{Transport: t}},
 		nodes: prefix + "/nodes/", spaces: prefix + "/namespaces/",
 		first: []byte(prefix + "/"), last: []byte(prefix + "0"), // which is behind the slash
-		stop: stop, followed: make(chan struct{}), come: make(chan struct{}),
+		lease: cfg.lease(),
+		stop:  stop, followed: make(chan struct{}), come: make(chan struct{}),
 		view: &directory.View{}, changed: make(chan struct{}), gone: map[string]time.Time{}}
 	go d.run(life)
 	select {
@@ -285,7 +296,7 @@ func (d *Directory) replace(all []keyValue) {
 		until, is := d.gone[key]
 		switch {
 		case !is:
-			d.gone[key] = now.Add(comeBackTime)
+			d.gone[key] = now.Add(2 * d.lease) // until then it may have joined again
 		case now.After(until): // before a beat came
 			delete(d.gone, key)
 			continue

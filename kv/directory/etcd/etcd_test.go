@@ -22,11 +22,17 @@ import (
 	"github.com/sluicehq/sluice/kv/directory"
 )
 
+// open opens a directory whose nodes stay there also on a machine that stalls for some seconds.
 func open(t *testing.T, members []*etcdtest.Member) *Directory {
+	t.Helper()
+	return openFor(t, members, time.Minute)
+}
+
+func openFor(t *testing.T, members []*etcdtest.Member, lease time.Duration) *Directory {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	d, err := Open(ctx, Config{Endpoints: etcdtest.URLs(members)})
+	d, err := Open(ctx, Config{Endpoints: etcdtest.URLs(members), Lease: lease})
 	require.NoError(t, err)
 	t.Cleanup(d.Close)
 	return d
@@ -102,11 +108,15 @@ func TestJoin(t *testing.T) {
 	// Two processes of one name: another address waits, the same one is that of the next process.
 	elsewhere := nodeOf("a")
 	elsewhere.Addresses = []string{"tcp:127.0.0.2:7000"}
-	soon, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err := other.Join(soon, elsewhere)
+	waits := Member{d: other, node: elsewhere}
+	err := waits.step(t.Context())
 	require.ErrorIs(t, err, engine.ErrBusy)
 	require.ErrorContains(t, err, "another process has the name")
+	require.NoError(t, waits.release(t.Context()))
+	soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = other.Join(soon, elsewhere)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
 	again := join(t, other, nodeOf("a"))
 	await(t, d, func(v *directory.View) bool { return v.Nodes[0].Generation > first })
 	for a.Trouble() == nil {
@@ -128,7 +138,11 @@ func TestJoin(t *testing.T) {
 	await(t, d, has("a", "b"))
 	require.NoError(t, again.Leave(t.Context()))
 	await(t, d, has("b"))
-	b.stop() // as a process that is killed
+	require.NoError(t, b.Leave(t.Context()))
+	await(t, d, has())
+	killed := join(t, openFor(t, members, 0), nodeOf("k"))
+	await(t, d, has("k"))
+	killed.stop() // as a process that is killed
 	await(t, d, has())
 }
 
@@ -186,6 +200,10 @@ func TestOpenRefused(t *testing.T) {
 	for _, list := range [][]string{nil, {"127.0.0.1:2379"}, {"http://"}, {"http://a/b"}} {
 		_, err := Open(t.Context(), Config{Endpoints: list})
 		require.ErrorIs(t, err, engine.ErrBounds, list)
+	}
+	for _, l := range []time.Duration{-1, leaseMin - 1, leaseMax + 1} {
+		_, err := Open(t.Context(), Config{Endpoints: []string{"http://127.0.0.1:1"}, Lease: l})
+		require.ErrorIs(t, err, engine.ErrBounds, l)
 	}
 	soon, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
@@ -263,7 +281,7 @@ func TestTooManyEntries(t *testing.T) {
 
 // TestForgotten: a node that etcd has forgotten leaves in time, also where no watch lasts a beat.
 func TestForgotten(t *testing.T) {
-	d := &Directory{nodes: "sluice/nodes/", changed: make(chan struct{}),
+	d := &Directory{nodes: "sluice/nodes/", changed: make(chan struct{}), lease: time.Minute,
 		come: make(chan struct{}), gone: map[string]time.Time{}}
 	d.replace([]keyValue{entryOf("a")})
 	d.replace(nil)

@@ -95,7 +95,7 @@ func (m *Member) hold(ctx context.Context) {
 	}
 }
 
-// step renews the lease for LeaseTTL, and writes the node as it is now under it.
+// step renews the lease, and writes the node as it is now under it.
 func (m *Member) step(ctx context.Context) error {
 	m.mu.Lock()
 	id, node, put := m.lease, m.node, m.put
@@ -112,7 +112,7 @@ func (m *Member) step(ctx context.Context) error {
 	}
 	if id == 0 {
 		granted, err := askAny[lease](ctx, m.d.c, "lease/grant",
-			map[string]any{"TTL": number(LeaseTTL / time.Second)})
+			map[string]any{"TTL": number(m.d.lease.Seconds())})
 		if err != nil {
 			return err
 		}
