@@ -92,6 +92,7 @@ func TestHelpSleepsOnce(t *testing.T) {
 	require.False(t, m.needed)
 	require.True(t, r.c.Helped())
 	r.c.Mu.Unlock()
+	require.False(t, r.p.Help(1, nil), "another goroutine helps already")
 	require.Equal(t, []Kind{Write, Write}, r.land(2))
 	m.wake <- struct{}{}
 	require.Equal(t, 1, <-m.asleep)

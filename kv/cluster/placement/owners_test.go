@@ -139,6 +139,9 @@ func TestOwnersOrder(t *testing.T) {
 	for id := range uint64(1000) {
 		all := owners(nodes, id, 100)
 		require.Equal(t, all, owners(shuffled, id, 100))
+		for _, n := range Owners(nil, nodes, keyOf(id), 100) {
+			require.NotZero(t, nodes[n].Weight, "a node that drains owns nothing")
+		}
 		for _, n := range []int{0, 1, 2, 9, len(all)} {
 			require.Equal(t, all[:n], owners(nodes, id, n))
 		}

@@ -287,6 +287,7 @@ func TestForgotten(t *testing.T) {
 	d.replace(nil)
 	v, _ := d.View()
 	require.True(t, has("a")(v))
+	require.Greater(t, time.Until(d.gone[d.nodes+"a"]), d.lease/2, "it has no time to come back")
 	d.gone[d.nodes+"a"] = time.Now().Add(-time.Second)
 	d.replace(nil)
 	v, _ = d.View()
