@@ -76,7 +76,7 @@ func (t *Transfer) Post() error {
 	t.remaining.Store(int64(len(t.batches)))
 	t.postedAt = t.e.now()
 	for i := range t.groups {
-		if g := &t.groups[i]; !t.quiet && g.tellsRate() {
+		if g := &t.groups[i]; !t.quiet && g.measuresRate() {
 			g.conn.counters.enter(t.postedAt)
 		}
 	}

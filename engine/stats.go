@@ -83,7 +83,7 @@ func (t *Transfer) record(err error) {
 	for i := range t.groups {
 		g := &t.groups[i]
 		g.conn.counters.count(g.bytes, took, err)
-		if g.tellsRate() {
+		if g.measuresRate() {
 			g.conn.counters.leave(t.e.now(), g.bytes, err == nil)
 		}
 	}
@@ -200,8 +200,8 @@ const (
 	rateLives      = 6                     // half-lives after which it has none
 )
 
-// tellsRate reports whether the time of a transfer says at what rate its connection moves bytes.
-func (g *group) tellsRate() bool {
+// measuresRate reports whether the time of a transfer says at what rate its connection moves bytes.
+func (g *group) measuresRate() bool {
 	if g.bytes < rateBytesMin {
 		return false
 	}

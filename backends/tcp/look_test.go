@@ -64,7 +64,7 @@ func TestLooksInVainGetRare(t *testing.T) {
 	require.False(t, c.look(pair[0]), "a look within a frame")
 }
 
-// The goroutine that has read a message receives it, where the program has given Reap what does.
+// The goroutine that has read a message from the socket calls what the program has given to Reap.
 func TestMessagesAreHandedOver(t *testing.T) {
 	owner, initiator := open(t, Config{}), open(t, Config{})
 	came := make(chan string, 1)

@@ -1158,8 +1158,8 @@ struct sluice_sparse_batch {
  * Finds the slots of entries, and gives those that are in none the slots of others that have not
  * been asked for longest: they are the *count of missed, each once. Until fetch or store, and wait,
  * have returned SLUICE_OK, their slots have other bytes, and the sets are this step's
- * (SLUICE_ERR_BUSY for others). What was not brought by the next lookup is missed again. Nothing
- * has changed after SLUICE_ERR_BOUNDS.
+ * (SLUICE_ERR_BUSY for others). A lookup misses again what the step has not brought before it.
+ * Nothing has changed after SLUICE_ERR_BOUNDS.
  */
 int sluice_sparse_lookup(sluice_sparse_step step, const struct sluice_sparse_batch *batch,
 			 size_t *count);

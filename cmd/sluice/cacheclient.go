@@ -105,7 +105,7 @@ func newCacheStat() *cobra.Command {
 		Example: "  sluice cache stat\n  watch sluice cache stat",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if a.cluster.given() {
+			if a.cluster.isSet() {
 				return a.askCluster(c, func(ctx context.Context, u *clusterUser) error {
 					return u.printStats(ctx, c.OutOrStdout(), c.ErrOrStderr(), a.asJSON)
 				})
@@ -340,7 +340,7 @@ func newCacheGet() *cobra.Command {
 				}
 				return os.WriteFile(args[1], data, 0o666)
 			}
-			if a.cluster.given() {
+			if a.cluster.isSet() {
 				return a.askCluster(c, func(ctx context.Context, u *clusterUser) error {
 					space, err := u.Namespace(ctx, a.namespace, [32]byte{})
 					if err != nil {
@@ -404,7 +404,7 @@ is made, of a geometry of zeros.`,
 				return printRows(c.OutOrStdout(), a.asJSON, []string{"key", "bytes", "outcome"},
 					[][]any{{hex.EncodeToString(key[:]), len(data), word}})
 			}
-			if a.cluster.given() {
+			if a.cluster.isSet() {
 				return a.askCluster(c, func(ctx context.Context, u *clusterUser) error {
 					space, err := u.Namespace(ctx, a.namespace, [32]byte{})
 					if err != nil {

@@ -196,7 +196,7 @@ func (a *clusterFlags) register(s *pflag.FlagSet) {
 	s.StringVar(&a.nodes, "nodes", "", "nodes of a cluster without an etcd: `NAME=unix:PATH,...`")
 }
 
-func (a *clusterFlags) given() bool { return len(a.etcd) > 0 || a.nodes != "" }
+func (a *clusterFlags) isSet() bool { return len(a.etcd) > 0 || a.nodes != "" }
 
 // clusterUser is a client of a cluster, with memory for a block.
 type clusterUser struct {

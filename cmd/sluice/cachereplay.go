@@ -54,12 +54,7 @@ Without TRACE a generator makes requests of the statistics of a conversation tra
   sluice cache replay --requests 500 --memory 3 --disk 20 --policy s3fifo --json`,
 		Args: wordsFrom(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
-			switch f.exactly = c.Flags().Changed("requests"); {
-			case len(args) > 0:
-				f.trace = args[0]
-			case !f.exactly:
-				f.requests = 1000
-			}
+			f.chooseTrace(c.Flags(), args)
 			if err := f.check(c.Context()); err != nil {
 				return err
 			}

@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 
+	"github.com/spf13/pflag"
+
 	"github.com/sluicehq/sluice/kv/trace"
 )
 
@@ -41,6 +43,16 @@ func openInput(ctx context.Context, name string) (*os.File, error) {
 		return o.file, o.err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
+	}
+}
+
+// chooseTrace takes the trace that a command names, or some requests that are made up.
+func (f *replayFlags) chooseTrace(s *pflag.FlagSet, args []string) {
+	switch f.exactly = s.Changed("requests"); {
+	case len(args) > 0:
+		f.trace = args[0]
+	case !f.exactly:
+		f.requests = 1000
 	}
 }
 

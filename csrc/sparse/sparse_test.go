@@ -291,16 +291,21 @@ func (w *model) check(t *testing.T, table *Table, b *Batch, m *Misses) {
 	require.Len(t, m.Slots, next)
 }
 
-// The oldest of a group goes.
-func TestOldestGoes(t *testing.T) {
-	table, err := New(1, 32)
-	require.NoError(t, err)
-	var group []uint32
-	for entry := uint32(0); len(group) < 17; entry++ {
+// sameHome returns one entry more than a group has ways, all of the same home.
+func sameHome(table *Table) (group []uint32) {
+	for entry := uint32(0); len(group) <= Ways; entry++ {
 		if table.home(entry) == 0 {
 			group = append(group, entry)
 		}
 	}
+	return group
+}
+
+// The oldest of a group goes.
+func TestOldestGoes(t *testing.T) {
+	table, err := New(1, 32)
+	require.NoError(t, err)
+	group := sameHome(table)
 	var m Misses
 	for _, entry := range group[:16] {
 		require.NoError(t, table.Lookup(one(0, entry), &m))
@@ -321,12 +326,7 @@ func TestAskedForStays(t *testing.T) {
 	for name, way := range list {
 		table, err := New(1, 32)
 		require.NoError(t, err)
-		var group []uint32
-		for entry := uint32(0); len(group) < 17; entry++ {
-			if table.home(entry) == 0 {
-				group = append(group, entry)
-			}
-		}
+		group := sameHome(table)
 		var m Misses
 		for _, entry := range group[:16] {
 			require.NoError(t, table.lookup(one(0, entry), &m, way))

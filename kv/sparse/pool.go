@@ -167,7 +167,7 @@ func (s *Step) Lookup() error {
 	}
 	err := s.lookup()
 	if !s.owed {
-		s.release()
+		s.releaseSets()
 	}
 	return err
 }
@@ -184,7 +184,7 @@ func (s *Step) check() error {
 }
 
 func (s *Step) lookup() error {
-	if err := s.take(); err != nil {
+	if err := s.claimSets(); err != nil {
 		s.Misses.Slots, s.owed = s.Misses.Slots[:0], false
 		return err
 	}
@@ -193,8 +193,8 @@ func (s *Step) lookup() error {
 	return err
 }
 
-// take reserves the sets of the batch for this step until release.
-func (s *Step) take() error {
+// claimSets reserves the sets of the batch for this step until releaseSets.
+func (s *Step) claimSets() error {
 	for _, set := range s.Batch.Sets {
 		if uint64(set) >= uint64(len(s.pool.owners)) {
 			return nil // the table says so
@@ -210,7 +210,7 @@ func (s *Step) take() error {
 	return nil
 }
 
-func (s *Step) release() {
+func (s *Step) releaseSets() {
 	for _, set := range s.sets {
 		s.pool.owners[set].Store(nil)
 	}
@@ -317,7 +317,7 @@ func (s *Step) end(ctx context.Context) error {
 	err := t.Err()
 	if err == nil {
 		s.owed = false
-		s.release()
+		s.releaseSets()
 		return nil
 	}
 	proof := t.Abort(ctx) // it has ended: this asks how
@@ -335,7 +335,7 @@ func (s *Step) end(ctx context.Context) error {
 func (s *Step) forget() {
 	s.pool.table.Forget(s.Misses.Slots)
 	s.Misses.Slots, s.owed = s.Misses.Slots[:0], false
-	s.release()
+	s.releaseSets()
 }
 
 // Warm looks up one window behind the other, each as long as Batch.Slots: the top-k of the last
@@ -356,7 +356,7 @@ func (s *Step) Warm(windows ...[]uint32) error {
 			for _, a := range all {
 				s.pool.table.Forget([]uint32{a.slot})
 			}
-			s.release()
+			s.releaseSets()
 			return err
 		}
 		for i, slot := range s.Misses.Slots {
@@ -373,7 +373,7 @@ func (s *Step) Warm(windows ...[]uint32) error {
 		}
 	}
 	if s.owed = len(m.Slots) > 0; !s.owed {
-		s.release()
+		s.releaseSets()
 	}
 	return nil
 }

@@ -183,7 +183,7 @@ static void run_steps(void)
 	TRUE(count == 0);
 	check();
 
-	// What was aborted, or was not brought, is missed again.
+	// A lookup misses again what the step has aborted, or has not fetched.
 	OK(sluice_sparse_reset(pool, 1));
 	OK(sluice_sparse_lookup(step, &b, &count));
 	OK(sluice_sparse_fetch(step, &base, 1));

@@ -98,7 +98,7 @@ func NewHandover(moves []Move, after []Node, self uint64, bytesASecond float64,
 		if by[m.To] == nil {
 			// The senders to one node do not begin all at once.
 			delay := float64(mix(self^mix(m.To))>>11) / (1 << 53)
-			by[m.To] = &handoverQueue{next: now + time.Duration(delay*float64(h.takes(m)))}
+			by[m.To] = &handoverQueue{next: now + time.Duration(delay*float64(h.durationOf(m)))}
 			h.queues = append(h.queues, by[m.To])
 		}
 		by[m.To].moves = append(by[m.To].moves, m)
@@ -106,8 +106,8 @@ func NewHandover(moves []Move, after []Node, self uint64, bytesASecond float64,
 	return h
 }
 
-// takes returns how long a move takes at the rate to one node.
-func (h *Handover) takes(m Move) time.Duration {
+// durationOf returns how long a move takes at the rate to one node.
+func (h *Handover) durationOf(m Move) time.Duration {
 	took := float64(max(m.Bytes, 0)) / h.bytesASecond * float64(time.Second)
 	return time.Duration(min(took, float64(handoverMax)))
 }
@@ -134,7 +134,7 @@ func (h *Handover) Next(now time.Duration) (move Move, wait time.Duration, ok bo
 	if q.moves = q.moves[1:]; len(q.moves) == 0 {
 		h.queues = slices.Delete(h.queues, first, first+1)
 	}
-	q.next = max(q.next, now-handoverBurst) + h.takes(move)
+	q.next = max(q.next, now-handoverBurst) + h.durationOf(move)
 	return move, 0, true
 }
 

@@ -14,11 +14,11 @@
 // answer. When that fails the next member is tried. Until one answers the last view stays, and its
 // Trouble says why: no node joins and none leaves meanwhile.
 //
-// The way of a node (Member.hold): take a lease, put the node there under its name, where no other
-// one has it, and keep the lease alive. A lease that has run out, as etcd was away for longer, is
-// taken anew. A node that was there before etcd did not answer, and is not when it does again,
-// stays in the view for the time that it may take to come back: it finds an etcd that was made
-// anew, or restored, with no node at first.
+// The way of a node (Member.keepAlive): take a lease, put the node there under its name, where no
+// other one has it, and keep the lease alive. A lease that has run out, as etcd was away for
+// longer, is taken anew. A node that was there before etcd did not answer, and is not when it does
+// again, stays in the view for the time that it may take to come back: it finds an etcd that was
+// made anew, or restored, with no node at first.
 //
 // It speaks to etcd by HTTP (client.go) and has no dependency.
 package etcd

@@ -17,9 +17,9 @@ import (
 
 // Member is a node that has joined.
 type Member struct {
-	d    *Directory
-	stop context.CancelFunc
-	held chan struct{} // closed when hold has ended
+	d     *Directory
+	stop  context.CancelFunc
+	ended chan struct{} // closed when keepAlive has ended
 
 	mu      sync.Mutex // guards what follows
 	node    directory.Node
@@ -37,11 +37,11 @@ func (d *Directory) Join(ctx context.Context, n directory.Node) (*Member, error)
 		return nil, fmt.Errorf("join: %w", err)
 	}
 	life, stop := context.WithCancel(context.Background())
-	m := &Member{d: d, node: n, stop: stop, held: make(chan struct{})}
+	m := &Member{d: d, node: n, stop: stop, ended: make(chan struct{})}
 	for {
 		err := m.step(ctx)
 		if err == nil {
-			go m.hold(life)
+			go m.keepAlive(life)
 			return m, nil
 		}
 		select {
@@ -73,13 +73,13 @@ func (m *Member) Trouble() error {
 // Leave takes the node out of the directory. With an error it is there until its lease has run out.
 func (m *Member) Leave(ctx context.Context) error {
 	m.stop()
-	<-m.held
+	<-m.ended
 	return m.release(ctx)
 }
 
-// hold keeps the node in the directory until Leave.
-func (m *Member) hold(ctx context.Context) {
-	defer close(m.held)
+// keepAlive keeps the node in the directory until Leave.
+func (m *Member) keepAlive(ctx context.Context) {
+	defer close(m.ended)
 	ticks := time.NewTicker(beat)
 	defer ticks.Stop()
 	for {

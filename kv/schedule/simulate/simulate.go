@@ -205,14 +205,14 @@ func simulate(ctx context.Context, cfg Config, requests []trace.Request, c Case,
 	for n := range requests {
 		q := &requests[n]
 		r.now = nanoseconds(float64(q.Arrival()) / cfg.Speed)
-		if err := r.happenUntil(ctx, r.now); err != nil {
+		if err := r.runEventsUntil(ctx, r.now); err != nil {
 			return nil, err
 		}
 		if err := r.arrive(q); err != nil {
 			return nil, fmt.Errorf("simulate: %w", err)
 		}
 	}
-	if err := r.happenUntil(ctx, schedule.Never); err != nil {
+	if err := r.runEventsUntil(ctx, schedule.Never); err != nil {
 		return nil, err
 	}
 	slices.Sort(r.result.TTFT)
@@ -230,8 +230,8 @@ func (r *run) shortestQueue() (least int) {
 	return least
 }
 
-// happenUntil has happen what does up to a time.
-func (r *run) happenUntil(ctx context.Context, until time.Duration) error {
+// runEventsUntil has happen what does up to a time.
+func (r *run) runEventsUntil(ctx context.Context, until time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}

@@ -183,7 +183,7 @@ func TestDecodeStepByStep(t *testing.T) {
 			d.tokens += s.context + int64(s.output) - 1
 			r.events.add(event{at: s.first, joins: s})
 		}
-		require.NoError(t, r.happenUntil(t.Context(), schedule.Never))
+		require.NoError(t, r.runEventsUntil(t.Context(), schedule.Never))
 		left := r.decodes[0]
 		require.Equal(t, [5]int64{}, [5]int64{int64(left.sequences), left.context, left.tokens,
 			left.held, int64(len(left.batch))})

@@ -115,6 +115,7 @@ func TestCurve(t *testing.T) {
 	for entries, micros := range map[float64]float64{0: 0, 1: 1.1, 15: 2.5, 25: 4, 40: 7} {
 		require.InDelta(t, micros, c.Micros(entries), 1e-9)
 	}
+	require.Zero(t, Curve{{10, 1}, {20, 100}}.Micros(1), "a line that is below 0 there")
 	for _, text := range []string{"", "2GiB", "10:2", "10:2,20", "10:2,20:x", "10:2,10:3",
 		"10:2,20:2", "-1:2,20:3", "10:NaN,20:3", "10:0,20:3"} {
 		_, err := CurveOf(text)

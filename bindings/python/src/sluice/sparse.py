@@ -6,7 +6,7 @@ docs/sparse.md has the why.
     step = pool.step(host)  # the remote with all entries; sluice.Engine.self_peer() is this process
 
     found = step.lookup(topk, blocks)  # arrays: a row for each set
-    step.fetch(base_of_this_layer)     # what was missed, in one batch
+    step.fetch(base_of_this_layer)     # one transfer brings what the lookup missed
     attend(found.slots)                # meanwhile, to what was there
     step.wait()
 

@@ -430,7 +430,8 @@ class Objects(PageStore):
              anew: bool, tries: int = TRIES) -> list[int]:
         heads, pieces = self._spaces(session)
         codes, fresh, broken = [OK] * len(names), dict[str, int](), dict[int, Head]()
-        # The head says whether one was there; what is longer is not copied in vain.
+        # Of a lone short value the store of its head tells whether there is one; of a longer one
+        # the cache is asked first, so that nothing is copied in vain.
         lone = tries == TRIES and len(names) == 1 and sum(values[0].lengths) <= self._piece and (
             key_of(_bytes(names[0])) not in self._seen)
         for k, (head, tier) in enumerate([(None, 0)] * len(names) if anew or lone else
