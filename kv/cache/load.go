@@ -105,6 +105,9 @@ func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
 	if err == nil {
 		err = to.once()
 	}
+	if to.Copy {
+		op.class = engine.Prefetch // of reads from disks, which Loads promote
+	}
 	_ = n.c.run(ctx, "load", op, err, func(ctx context.Context) {
 		n.load(ctx, op, keys, &to, size)
 		close(op.copied)
@@ -117,7 +120,9 @@ func (n *Namespace) Load(ctx context.Context, keys []Key, to Place) *Op {
 func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, size uint32) {
 	c, x := n.c, n.c.index
 	began := time.Now()
-	n.use(keys)
+	if !to.Copy {
+		n.use(keys)
+	}
 
 	// Pin, bring, copy and verify, a batch while the one before is copied and verified. The lists
 	// of a batch are parts of these.
@@ -160,7 +165,7 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, siz
 		if len(now.which) > 0 {
 			err := n.awaitRate(ctx, len(now.which), size)
 			if err == nil {
-				now.transfer, err = c.move(ctx, op.class, engine.Write, slots[begin:],
+				now.transfer, err = c.move(ctx, to.class(op.class), engine.Write, slots[begin:],
 					theirs[begin:], to, engine.Route{})
 			}
 			if err != nil {
@@ -182,12 +187,16 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, siz
 		} else if o == Undone {
 			op.outcomes[k] = Missing
 		}
-		c.stats.loads[op.outcomes[k]].Add(1)
+		if !to.Copy {
+			c.stats.loads[op.outcomes[k]].Add(1)
+		}
 	}
 	if len(again) > 0 {
 		n.loadAgain(ctx, op, keys, to, size, again)
 	}
-	n.sample(op, uint64(size), time.Since(began))
+	if !to.Copy {
+		n.sample(op, uint64(size), time.Since(began))
+	}
 }
 
 // triesMax is how often a Load looks for a block anew that went before it was read: each time

@@ -27,6 +27,17 @@ type Place struct {
 	Slots  []uint32       // of each key; not changed before the operation is done
 	Run    uint64         // contiguous bytes
 	Loops  []Axis         // outermost first, at most driver.LoopsMax; none: a block is one run
+	// Copy: the blocks are for a further copy, for which nobody waits. They move as
+	// engine.Replicate, and a Load is no use of them.
+	Copy bool
+}
+
+// class is that of a transfer to or from the place.
+func (p *Place) class(of engine.Class) engine.Class {
+	if p.Copy {
+		return engine.Replicate
+	}
+	return of
 }
 
 // Axis is N of what is inside it, By bytes apart.

@@ -162,8 +162,8 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 				err = n.awaitRate(ctx, len(now.which), size)
 			}
 			if err == nil {
-				now.transfer, err = c.move(ctx, engine.SwapOut, engine.Read, ours[begin:],
-					theirs[begin:], from, engine.Route{})
+				now.transfer, err = c.move(ctx, from.class(engine.SwapOut), engine.Read,
+					ours[begin:], theirs[begin:], from, engine.Route{})
 			}
 			if err != nil {
 				op.fail(ctx, fmt.Errorf("store: %w", err), now.which)

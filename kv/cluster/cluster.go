@@ -46,6 +46,9 @@ type Config struct {
 	// without one the engine dials by its own Config.Identity.
 	Identity *identity.Identity
 
+	// Node is the node whose process this is; "": it is none.
+	Node string
+
 	// Limit is how long a call may take whose context says nothing, or more. Default 10 s.
 	Limit time.Duration
 }
@@ -58,6 +61,7 @@ type Cluster struct {
 	stop     context.CancelFunc
 	followed chan struct{} // closed when follow has ended
 	layout   atomic.Pointer[layout]
+	digests  digests
 
 	mu      sync.Mutex // guards what follows
 	nodes   map[string]*node

@@ -4,8 +4,6 @@ package cluster
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -67,8 +65,7 @@ type opening struct {
 }
 
 func (c *Cluster) newNode(d *directory.Node) *node {
-	sum := sha256.Sum256([]byte(d.Name))
-	n := &node{c: c, name: d.Name, id: binary.LittleEndian.Uint64(sum[:]),
+	n := &node{c: c, name: d.Name, id: NodeID(d.Name),
 		moved: make(chan struct{}, 1), ended: make(chan struct{}), tried: make(chan struct{}),
 		description: *d}
 	var ctx context.Context
@@ -114,6 +111,10 @@ func (n *node) run(ctx context.Context) {
 		tried()
 		if err == nil {
 			pause = pauseMin
+			var following sync.WaitGroup
+			if n.name != n.c.cfg.Node {
+				following.Go(func() { at.follow(ctx) })
+			}
 			why := errors.New("the connection was lost")
 			select {
 			case <-client.Lost():
@@ -128,6 +129,7 @@ func (n *node) run(ctx context.Context) {
 			n.why = why
 			n.mu.Unlock()
 			n.close(client)
+			following.Wait()
 		}
 		select {
 		case <-ctx.Done():

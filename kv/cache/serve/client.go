@@ -399,6 +399,13 @@ type Place struct {
 	Slots  []uint32       // of each key
 	Run    uint64         // contiguous bytes
 	Loops  []cache.Axis   // outermost first, at most eight; none: a block is one run
+
+	// Segments are those of all keys, in order, to a node of a cluster; none: the call is not about
+	// chains of a cluster.
+	Segments []Segment
+	// Copy: as of cache.Place. A node of a cluster takes no copy of a block that was removed
+	// while it was on its way.
+	Copy bool
 }
 
 // Match looks for blocks. What it finds may go before a Load, but for what cache.HintRetain keeps.
@@ -494,9 +501,10 @@ func (s *Space) move(ctx context.Context, what kind, keys []cache.Key, at *Place
 	if !is {
 		return nil, fmt.Errorf("the region of the place is not attached: %w", engine.ErrBounds)
 	}
-	if len(at.Slots) != len(keys) || len(at.Loops) > loopsMax {
-		return nil, fmt.Errorf("%d slots for %d keys, %d loops of at most %d: %w", len(at.Slots),
-			len(keys), len(at.Loops), loopsMax, engine.ErrBounds)
+	if len(at.Slots) != len(keys) || len(at.Loops) > loopsMax ||
+		!areSegments(at.Segments, len(keys)) {
+		return nil, fmt.Errorf("%d slots for %d keys, %d loops of at most %d, %d segments: %w",
+			len(at.Slots), len(keys), len(at.Loops), loopsMax, len(at.Segments), engine.ErrBounds)
 	}
 	q := s.about(keys)
 	q.rest, q.region = appendPlace(nil, r.number, at), at.Region

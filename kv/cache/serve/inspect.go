@@ -24,6 +24,8 @@ type Report struct {
 	Clients  int                `json:"clients"`
 	Running  int                `json:"running"`  // requests, now
 	Requests map[string]Latency `json:"requests"` // match, load, store
+	// Copies says what it moves between nodes; nil: it is in no cluster.
+	Copies *Copies `json:"copies,omitempty"`
 	cache.Stats
 }
 
@@ -106,6 +108,10 @@ func (s *Server) Report() Report {
 		Requests: map[string]Latency{}, Stats: s.cfg.Cache.Stats()}
 	for k, name := range measured {
 		r.Requests[name] = s.latency[k].read()
+	}
+	if s.cfg.Member != nil {
+		copies := s.cfg.Member.Report()
+		r.Copies = &copies
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

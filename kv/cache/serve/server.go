@@ -17,6 +17,7 @@
 //	pin                       keeps blocks; answered once those that were on a disk are read
 //	load, store, replace, …   move blocks; answered once nothing of them moves any more
 //	cancel                    ends one of those; it is answered all the same
+//	digest                    what a node of a cluster has, once that changes (member.go)
 //	report, spaces, blocks, … what operators ask for (inspect.go)
 //
 // What leaves: one answer for each request but forget, unpin and cancel, with the error in words
@@ -63,6 +64,9 @@ type Config struct {
 	// that opens one has it asked again. Nil: no quota, priority 0.
 	Options func(name string) cache.NamespaceOptions
 
+	// Member makes the server a node of a cluster; nil: it is none.
+	Member Member
+
 	// Inspect says which peers may ask for what is in the cache of all others; nil: those that come
 	// over a Unix socket.
 	Inspect func(p *engine.Peer) bool
@@ -87,6 +91,10 @@ type Server struct {
 	most    int               // bytesMax
 
 	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
+
+	graves   graves
+	polling  context.Context // ends with Drain
+	endPolls context.CancelFunc
 
 	mu       sync.Mutex // guards what follows
 	clients  map[*engine.Peer]*client
@@ -114,14 +122,16 @@ type client struct {
 	count      int                           // requests that run
 	answers    int                           // that are on their way
 	bytes      int                           // of the messages of both
+	polls      bool                          // a kindDigest of it waits; that is none of count
 	running    sync.WaitGroup                // both
 }
 
 // space is a namespace that a client has open, until it has left it and its requests have ended.
 type space struct {
 	*cache.Namespace
-	opens   int // for which no kindLeave has come
-	running int // requests
+	named   *SpaceName // nil: it was found by its digest
+	opens   int        // for which no kindLeave has come
+	running int        // requests
 }
 
 // pin is what a client has pinned, and the number of its namespace.
@@ -147,6 +157,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
 		latency: map[kind]*latency{}, limit: answerLimit, names: namesMax,
 		most: bytesMax, open: map[[16]byte]int{}}
+	s.polling, s.endPolls = context.WithCancel(context.Background())
 	for k := range measured {
 		s.latency[k] = &latency{}
 	}
@@ -183,6 +194,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true // no request is added from here on
+	s.endPolls()
 	n := s.count
 	s.mu.Unlock()
 	ended := make(chan struct{})
@@ -240,6 +252,10 @@ func (s *Server) handle(ctx context.Context, p *engine.Peer, data []byte) {
 
 	if c.answers >= answersMax {
 		return // a Client never has as many
+	}
+	if what == kindDigest && s.cfg.Member != nil && !s.draining && !c.polls {
+		s.poll(c, id, body)
+		return
 	}
 	var refused error
 	switch {
@@ -355,6 +371,8 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 		return s.openRegion(c, q.rest)
 	case kindDrain:
 		return nil, s.cfg.Cache.Drain(ctx)
+	case kindDigest:
+		return nil, s.refusePoll()
 	}
 	if what >= kindReport && !s.cfg.Inspect(c.peer) {
 		return nil, fmt.Errorf("what others have in the cache is told to those alone who come by "+
@@ -381,22 +399,22 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 	case kindMatch:
 		return bytesOf(n.Match(q.keys).Blocks), nil
 	case kindLoad, kindStore, kindReplace:
-		at, err := s.place(c, &q)
+		at, of, err := s.place(c, &q)
 		if err != nil {
 			return nil, err
 		}
-		switch what {
-		case kindLoad:
-			return ended(n.Load(ctx, q.keys, at))
-		case kindStore:
-			return ended(n.Store(ctx, q.keys, at))
+		if what == kindReplace {
+			return ended(n.Replace(ctx, q.keys, at))
 		}
-		return ended(n.Replace(ctx, q.keys, at))
+		return s.use(ctx, n, what == kindStore, q.keys, at, of)
 	case kindPrefetch:
 		return ended(n.Prefetch(ctx, q.keys))
 	case kindPin:
 		return s.pin(ctx, c, n, &q)
 	case kindRemove:
+		if s.cfg.Member != nil {
+			s.graves.bury(n.Digest(), q.keys)
+		}
 		return nil, n.Remove(q.keys)
 	case kindHint:
 		var h cache.Hint
@@ -448,19 +466,19 @@ func inJSON(v any, err error) ([]byte, error) {
 }
 
 // place is where the blocks of a request lie in the memory of its client.
-func (s *Server) place(c *client, q *request) (cache.Place, error) {
-	number, at, err := readPlace(q.rest, len(q.keys))
+func (s *Server) place(c *client, q *request) (cache.Place, []Segment, error) {
+	number, at, of, err := readPlace(q.rest, len(q.keys))
 	if err != nil {
-		return at, err
+		return at, nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r, is := c.regions[number]
 	if !is || r.revoked {
-		return at, fmt.Errorf("region %d is none: %w", number, engine.ErrBounds)
+		return at, nil, fmt.Errorf("region %d is none: %w", number, engine.ErrBounds)
 	}
 	at.Peer, at.Remote = c.peer, r.Remote
-	return at, nil
+	return at, of, nil
 }
 
 // openSpace opens the namespace of a geometry and a name.
@@ -470,7 +488,8 @@ func (s *Server) openSpace(c *client, p []byte) ([]byte, error) {
 	}
 	geometry, name := [32]byte(p), string(p[32:])
 	digest := cache.DigestOf(name, geometry)
-	return s.addSpace(c, digest, func() (*cache.Namespace, error) {
+	named := &SpaceName{name, geometry, digest}
+	return s.addSpace(c, digest, named, func() (*cache.Namespace, error) {
 		o := cache.NamespaceOptions{}
 		if s.cfg.Options != nil {
 			o = s.cfg.Options(name)
@@ -490,7 +509,7 @@ func (s *Server) findSpace(c *client, p []byte) ([]byte, error) {
 	if len(p) != 16 {
 		return nil, errGarbled
 	}
-	return s.addSpace(c, [16]byte(p), func() (*cache.Namespace, error) {
+	return s.addSpace(c, [16]byte(p), nil, func() (*cache.Namespace, error) {
 		if n := s.cfg.Cache.Space([16]byte(p)); n != nil {
 			return n, nil
 		}
@@ -500,8 +519,8 @@ func (s *Server) findSpace(c *client, p []byte) ([]byte, error) {
 
 // addSpace returns the number by which a client has a namespace. One that it has not is opened,
 // unless it has too many: the cache then has no name more.
-func (s *Server) addSpace(c *client, digest [16]byte, open func() (*cache.Namespace, error)) (
-	[]byte, error) {
+func (s *Server) addSpace(c *client, digest [16]byte, named *SpaceName,
+	open func() (*cache.Namespace, error)) ([]byte, error) {
 	s.opening.Lock()
 	defer s.opening.Unlock()
 	s.mu.Lock()
@@ -529,7 +548,7 @@ func (s *Server) addSpace(c *client, digest [16]byte, open func() (*cache.Namesp
 	defer s.mu.Unlock()
 	for c.lastSpace++; c.spaces[c.lastSpace] != nil; c.lastSpace++ {
 	}
-	c.spaces[c.lastSpace] = &space{Namespace: n, opens: 1}
+	c.spaces[c.lastSpace] = &space{Namespace: n, named: named, opens: 1}
 	s.open[digest]++
 	return json.Marshal(c.lastSpace)
 }

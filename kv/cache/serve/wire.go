@@ -52,6 +52,7 @@ const (
 	kindLeave                    // ends one kindSpace or kindFind of a namespace
 	kindPin                      // namespace, keys, rest: ttl in ns; answer: number, outcomes
 	kindUnpin                    // ends the pin whose number is the id; no answer
+	kindDigest                   // rest: since; answered once there is something new, see Member
 )
 
 // What an operator asks for, beside what a client does: counts, names and keys of all namespaces,
@@ -64,7 +65,7 @@ const (
 	kindBlock                   // namespace, one key; answer: a blockText in JSON
 )
 
-const version = 2
+const version = 3
 
 var le = binary.LittleEndian
 
@@ -74,7 +75,7 @@ var errGarbled = fmt.Errorf("garbled message: %w", engine.ErrCorrupt)
 // waits for the answer all the same.
 func (k kind) waits() bool {
 	return k == kindLoad || k == kindStore || k == kindReplace || k == kindPrefetch ||
-		k == kindDrain
+		k == kindDrain || k == kindDigest
 }
 
 // A message is a kind, an id that the client chose, and for a request the body below, for an answer
@@ -125,33 +126,39 @@ func readRequest(p []byte) (q request, err error) {
 	return q, nil
 }
 
-// placeHead is what a place begins with; its loops and its slots follow.
+// placeHead is what a place begins with; its loops, its slots and its segments follow.
 type placeHead struct {
 	Region            uint16
 	Base, Stride, Run uint64
 	Loops             uint8
+	Copy              bool
 }
 
 func appendPlace(p []byte, region uint16, at *Place) []byte {
-	p = appendFixed(p, placeHead{region, at.Base, at.Stride, at.Run, uint8(len(at.Loops))})
-	return appendFixed(appendFixed(p, at.Loops), at.Slots)
+	p = appendFixed(p, placeHead{region, at.Base, at.Stride, at.Run, uint8(len(at.Loops)),
+		at.Copy})
+	return appendFixed(appendFixed(appendFixed(p, at.Loops), at.Slots), at.Segments)
 }
 
-// readPlace reads a place with a slot for each key.
-func readPlace(p []byte, keys int) (region uint16, at cache.Place, err error) {
+// readPlace reads a place with a slot for each key, and the segments of those.
+func readPlace(p []byte, keys int) (region uint16, at cache.Place, of []Segment, err error) {
 	var h placeHead
 	if p, err = readFixed(p, &h); err != nil || h.Loops > loopsMax {
-		return 0, at, errGarbled
+		return 0, at, nil, errGarbled
 	}
-	at = cache.Place{Base: h.Base, Stride: h.Stride, Run: h.Run,
+	at = cache.Place{Base: h.Base, Stride: h.Stride, Run: h.Run, Copy: h.Copy,
 		Loops: make([]cache.Axis, h.Loops), Slots: make([]uint32, keys)}
 	if p, err = readFixed(p, at.Loops); err == nil {
 		p, err = readFixed(p, at.Slots)
 	}
-	if len(p) > 0 {
+	if err == nil {
+		of = make([]Segment, min(keys, len(p)/segmentBytes))
+		p, err = readFixed(p, of)
+	}
+	if len(p) > 0 || !areSegments(of, keys) {
 		err = errGarbled
 	}
-	return h.Region, at, err
+	return h.Region, at, of, err
 }
 
 // appendFixed writes a value of a type with a fixed size, or a list of such.
