@@ -25,14 +25,17 @@ import (
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 	"github.com/sluicehq/sluice/kv/cluster"
+	"github.com/sluicehq/sluice/kv/cluster/member"
 	"github.com/sluicehq/sluice/kv/directory"
 	"github.com/sluicehq/sluice/kv/directory/etcd"
 )
 
 // membership is how a server is a node of a cluster.
 type membership struct {
-	cfg *cacheConfig
-	say func(format string, args ...any)
+	cfg    *cacheConfig
+	now    func() *cacheConfig // as it was read last
+	say    func(format string, args ...any)
+	member *member.Member // nil: it is none
 
 	mu   sync.Mutex
 	view *directory.View // the last one; nil: none yet
@@ -83,14 +86,14 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 		}
 	}
 	defer d.Close()
-	var member *etcd.Member
-	for said := false; member == nil; {
+	var joined *etcd.Member
+	for said := false; joined == nil; {
 		soon, cancel := context.WithTimeoutCause(ctx, reachLimit, errUnreached)
 		var err error
-		member, err = d.Join(soon, node)
+		joined, err = d.Join(soon, node)
 		cancel()
 		switch {
-		case ctx.Err() != nil && member == nil:
+		case ctx.Err() != nil && joined == nil:
 			return nil
 		case err != nil && !said:
 			m.say("not in the cluster yet, which is tried again: %v", sentence(err))
@@ -100,11 +103,12 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 	defer func() {
 		soon, cancel := context.WithTimeout(context.Background(), leaveLimit)
 		defer cancel()
-		if err := member.Leave(soon); err != nil {
+		if err := joined.Leave(soon); err != nil {
 			m.say("leaves the cluster once its lease has run out: %v", sentence(err))
 		}
 	}()
 	m.say("node %s is in the cluster, at %s", node.Name, strings.Join(node.Addresses, ", "))
+	defer m.sendCopies(ctx, d)()
 
 	ticks := time.NewTicker(loadPause)
 	defer ticks.Stop()
@@ -127,9 +131,9 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 			continue
 		case <-ticks.C:
 		}
-		member.Update(loadOf(s.Report()))
+		joined.Update(loadOf(s.Report()), m.now().weight())
 		now := ""
-		if err := cmp.Or(v.Trouble, member.Trouble()); err != nil {
+		if err := cmp.Or(v.Trouble, joined.Trouble()); err != nil {
 			now = strings.ReplaceAll(sentence(err), "\n", "; ")
 		}
 		switch {
@@ -154,11 +158,18 @@ func loadOf(r serve.Report) directory.Load {
 	return l
 }
 
-// node is how the directory knows this server. Its weight is its memory in units of 16 MiB.
+// weight is the node's share of the blocks: by default its memory in units of 16 MiB.
+func (c *cacheConfig) weight() uint32 {
+	if c.cluster.weight >= 0 {
+		return uint32(c.cluster.weight)
+	}
+	return uint32(max(1, min(c.cache.Memory.Bytes>>24, 1<<31)))
+}
+
+// node is how the directory knows this server.
 func (c *cacheConfig) node(at []net.Listener) directory.Node {
 	n := directory.Node{Name: c.name, Certificate: c.cluster.certificate,
-		Addresses: c.cluster.addresses,
-		Weight:    uint32(max(1, min(c.cache.Memory.Bytes>>24, 1<<31)))}
+		Addresses: c.cluster.addresses, Weight: c.weight()}
 	if n.Addresses != nil {
 		return n
 	}
@@ -329,11 +340,14 @@ func (u *clusterUser) printStats(ctx context.Context, w, stderr io.Writer, asJSO
 	var rows [][]any
 	for _, r := range reports {
 		row := []any{r.Name, string(r.State), strings.Join(r.Addresses, " "), r.Weight, nil, nil,
-			nil, nil, cmp.Or(r.Why, "-")}
+			nil, nil, nil, nil, nil, nil, cmp.Or(r.Why, "-")}
 		if of := r.Report; of != nil {
 			t := of.Tiers[cache.Memory]
 			row[4], row[5], row[6], row[7] = t.Blocks, size(t.Bytes), size(t.Room),
 				of.Loads[cache.Done]
+			if c := of.Copies; c != nil {
+				row[8], row[9], row[10], row[11] = c.Surplus, c.Pending, size(c.Bytes), size(c.Rate)
+			}
 		}
 		rows = append(rows, row)
 	}
@@ -349,5 +363,6 @@ func (u *clusterUser) printStats(ctx context.Context, w, stderr io.Writer, asJSO
 			s.Trouble)
 	}
 	return printRows(w, false, []string{"node", "state", "addresses", "weight", "memory_blocks",
-		"memory_bytes", "memory_room", "loaded_blocks", "last_error"}, rows)
+		"memory_bytes", "memory_room", "loaded_blocks", "surplus_blocks", "pending_segments",
+		"sent_bytes", "sent_a_second_max", "last_error"}, rows)
 }

@@ -51,12 +51,14 @@ func TestCluster(t *testing.T) {
 		return &server{c, readLines(errs), cfg.socket}
 	}
 	var servers []*server
+	var config string // of the last one
 	for k := range 3 {
 		name := fmt.Sprintf("test-%d-%c", os.Getpid(), 'a'+k)
-		config := filepath.Join(dir, name)
+		config = filepath.Join(dir, name)
 		// A lease by which the nodes stay also on a machine that stalls for some seconds.
 		require.NoError(t, os.WriteFile(config, fmt.Appendf(nil,
-			"%s[cluster]\netcd = [%q]\nlease = \"1m\"\n", quickConfig(name, "16MiB"), url), 0o600))
+			"%s[cluster]\netcd = [%q]\nlease = \"1m\"\nbytes_a_second = \"1MiB\"\n",
+			quickConfig(name, "16MiB"), url), 0o600))
 		servers = append(servers, serve(name, "--config", config))
 	}
 	for _, s := range servers {
@@ -119,6 +121,21 @@ func TestCluster(t *testing.T) {
 		return strings.Contains(ok(t, askCache(t, servers[0].socket, "ls", "--json")).stdout,
 			`"priority":5`)
 	}, time.Minute, 10*time.Millisecond)
+
+	// A node drains by its weight, and comes back.
+	text, err := os.ReadFile(config)
+	require.NoError(t, err)
+	for weight := range 2 {
+		now := fmt.Appendf(bytes.Clone(text), "weight = %d\n", weight)
+		require.NoError(t, os.WriteFile(config, now, 0o600))
+		require.NoError(t, servers[2].Process.Signal(syscall.SIGHUP))
+		require.Eventually(t, func() bool {
+			return strings.Count(ok(t, in("stat", "--etcd", url, "--json")).stdout,
+				`"weight": 0,`) == 1-weight
+		}, time.Minute, 10*time.Millisecond)
+	}
+	require.Equal(t, 3, strings.Count(ok(t, in("stat", "--etcd", url, "--json")).stdout,
+		`"bytes_a_second": 1048576`))
 
 	// A node by flags alone.
 	name := fmt.Sprintf("test-%d-flags", os.Getpid())

@@ -44,6 +44,8 @@ type cacheConfig struct {
 		etcd, addresses     []string
 		prefix, certificate string
 		lease               time.Duration
+		weight              int // less than 0: by the memory
+		bytesASecond        uint64
 	}
 
 	path, text string // of the file
@@ -81,7 +83,8 @@ func (c *cacheConfig) settings(table string, nth int) []setting {
 		k := &c.cluster
 		return []setting{{"etcd", &k.etcd, 0, 0}, {"prefix", &k.prefix, 1, 255},
 			{"addresses", &k.addresses, 0, 0}, {"certificate", &k.certificate, 1, 255},
-			{"lease", &k.lease, 5e9, 3600e9}}
+			{"lease", &k.lease, 5e9, 3600e9}, {"weight", &k.weight, 0, 1 << 31},
+			{"bytes_a_second", &k.bytesASecond, 1, unbounded}}
 	case "events":
 		e := &c.events
 		return []setting{{"address", &e.address, 1, 255}, {"replay", &e.replay, 1, 255},
@@ -222,6 +225,7 @@ func parseCacheConfig(path string, text []byte) (*cacheConfig, error) {
 	host, _ := os.Hostname()
 	c := &cacheConfig{path: path, text: string(text), name: host, socket: defaultSocket(),
 		startTimeout: 30 * time.Second, drainTimeout: 30 * time.Second}
+	c.cluster.weight = -1
 	for _, table := range []string{"identity", "schedule", "events", "cluster", "memory", "disk",
 		"namespace"} {
 		list, form := []any{keys[table]}, "["+table+"]"
@@ -332,7 +336,7 @@ func (c *cacheConfig) check() (err error) {
 		}
 	}
 	if k := c.cluster; len(k.etcd)+len(k.addresses)+len(k.prefix)+len(k.certificate) > 0 ||
-		k.lease > 0 {
+		k.lease > 0 || k.weight >= 0 || k.bytesASecond > 0 {
 		bad := etcd.Config{Endpoints: k.etcd, Prefix: k.prefix, Lease: k.lease}.Check()
 		refuse(bad != nil, "cluster", 0, "etcd", "%w", bad)
 		n := directory.Node{Name: c.name, Addresses: k.addresses}

@@ -41,6 +41,7 @@ import (
 //	cacheconfig.go  the config of that process: its keys, their checks, errors by key and line
 //	cachemetrics.go what it tells Prometheus
 //	cachecluster.go a node of a cluster, and the commands for a cluster
+//	cachecopies.go  what it sends to other nodes
 //	cacheclient.go  stat, ls, get and put, which ask the server of this host by its socket
 //	cachedemo.go    demo: a server that is killed under load
 //	cachereplay.go  replay: a trace through a server, once for each policy
@@ -165,8 +166,12 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	// The server and its metrics. now is the config as it was read last.
 	var now atomic.Pointer[cacheConfig]
 	now.Store(cfg)
-	member := &membership{cfg: cfg, say: say}
-	s, err := serve.New(serve.Config{Cache: c, Engine: e, Options: func(
+	member := &membership{cfg: cfg, now: now.Load, say: say}
+	copies, err := member.copies(c)
+	if err != nil {
+		return err
+	}
+	s, err := serve.New(serve.Config{Cache: c, Engine: e, Member: copies, Options: func(
 		name string) cache.NamespaceOptions {
 		return member.options(now.Load(), name)
 	}})
@@ -241,8 +246,8 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 			if err != nil {
 				say("SIGHUP: nothing is changed: %v", sentence(err))
 			} else {
-				say("SIGHUP: %s is read: its [[namespace]] tables hold now, all else from the "+
-					"next start on", cfg.path)
+				say("SIGHUP: %s is read: its [[namespace]] tables and cluster.weight hold now, "+
+					"all else from the next start on", cfg.path)
 			}
 		case err := <-ended:
 			return fmt.Errorf("a part of the server ended: %w", err)
@@ -299,13 +304,9 @@ func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.
 	if !c.unscheduled {
 		cfg.Schedule = &c.schedule
 	}
-	if id := c.identity; id.certificate != "" {
-		var err error
-		revoked := slices.DeleteFunc([]string{id.revoked}, func(s string) bool { return s == "" })
-		cfg.Identity, err = identity.FromFiles(id.certificate, id.key, id.authority, revoked...)
-		if err != nil {
-			return nil, c.wrong("identity", 0, "certificate", "%w", err)
-		}
+	var err error
+	if cfg.Identity, err = c.openIdentity(); err != nil {
+		return nil, err
 	}
 	specs := c.backends
 	if len(specs) == 0 {
@@ -338,6 +339,20 @@ func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.
 		cfg.Backends = append(cfg.Backends, b)
 	}
 	return engine.Open(cfg)
+}
+
+// openIdentity reads the files of the identity; nil: there is none.
+func (c *cacheConfig) openIdentity() (*identity.Identity, error) {
+	id := c.identity
+	if id.certificate == "" {
+		return nil, nil
+	}
+	revoked := slices.DeleteFunc([]string{id.revoked}, func(s string) bool { return s == "" })
+	read, err := identity.FromFiles(id.certificate, id.key, id.authority, revoked...)
+	if err != nil {
+		return nil, c.wrong("identity", 0, "certificate", "%w", err)
+	}
+	return read, nil
 }
 
 // openListeners opens the Unix socket and the addresses. With an error it returns those that it has

@@ -100,8 +100,10 @@ func TestJoin(t *testing.T) {
 	first := v.Nodes[0].Generation
 	require.NotZero(t, first)
 	require.NoError(t, v.Trouble)
-	a.Update(directory.Load{Running: 4, Memory: 50})
-	await(t, other, func(v *directory.View) bool { return v.Nodes[0].Load.Running == 4 })
+	a.Update(directory.Load{Running: 4, Memory: 50}, 7)
+	await(t, other, func(v *directory.View) bool {
+		return v.Nodes[0].Load.Running == 4 && v.Nodes[0].Weight == 7
+	})
 	b := join(t, other, nodeOf("b"))
 	await(t, d, has("a", "b"))
 

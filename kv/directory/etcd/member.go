@@ -56,11 +56,11 @@ func (d *Directory) Join(ctx context.Context, n directory.Node) (*Member, error)
 	}
 }
 
-// Update says how busy the node is, from the next beat on.
-func (m *Member) Update(l directory.Load) {
+// Update says how busy the node is, and what its share is, from the next beat on.
+func (m *Member) Update(l directory.Load, weight uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.node.Load = l
+	m.node.Load, m.node.Weight = l, weight
 }
 
 // Trouble is why the node may not be in the directory; nil: it is.
@@ -139,7 +139,7 @@ func (m *Member) claim(ctx context.Context, id number, node, put directory.Node)
 		return err
 	}
 	write := []operation{{Put: &putRequest{Key: key, Value: value, Lease: id}}}
-	if put.Name != "" && put.Load == node.Load {
+	if put.Name != "" && put.Load == node.Load && put.Weight == node.Weight {
 		write = []operation{}
 	}
 	look := []operation{{Range: &rangeRequest{Key: key}}}

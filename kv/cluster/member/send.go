@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package member
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
+	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cache/serve"
+	"github.com/sluicehq/sluice/kv/cluster"
+	"github.com/sluicehq/sluice/kv/cluster/placement"
+)
+
+// queue has the segments that are still to be sent, which come at a rate.
+type queue struct {
+	wake chan struct{} // has room for one
+
+	mu    sync.Mutex // guards what follows
+	plans []*placement.Handover
+	left  int // segments, also the one that is sent now
+	epoch int // of replace
+}
+
+var born = time.Now()
+
+// since is the clock of the queues.
+func since() time.Duration { return time.Since(born) }
+
+// add has further segments be sent, behind all others.
+func (q *queue) add(h *placement.Handover, n int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.plans, q.left = append(q.plans, h), q.left+n
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// replace has these segments be sent, and no others.
+func (q *queue) replace(h *placement.Handover, n int) {
+	q.mu.Lock()
+	q.plans, q.left, q.epoch = nil, 0, q.epoch+1
+	q.mu.Unlock()
+	q.add(h, n)
+}
+
+// next returns the segment that is to be sent now or, if wait is greater than 0, after that. ended
+// is to be called once it is sent.
+func (q *queue) next() (move placement.Move, ended func(), wait time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.plans) > 0 {
+		move, wait, ok := q.plans[0].Next(since())
+		if ok {
+			epoch := q.epoch
+			return move, func() {
+				q.mu.Lock()
+				defer q.mu.Unlock()
+				if q.epoch == epoch {
+					q.left--
+				}
+			}, wait
+		}
+		q.plans = q.plans[1:]
+	}
+	return move, nil, idle
+}
+
+// idle is how long a sender waits to be woken.
+const idle = time.Hour
+
+// pending is how many segments are still to be sent.
+func (q *queue) pending() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.left
+}
+
+// sender is a goroutine that sends what is in a queue, some blocks at a time, through a buffer.
+type sender struct {
+	m      *Member
+	e      *engine.Engine
+	memory *engine.Memory
+	region *engine.Region // of that; nil: there is none yet
+	spaces map[[16]byte]*cluster.Space
+	lost   map[string]bool // nodes that were not reached within sendLimit
+}
+
+const (
+	bufferBytes = 8 << 20 // at least; as long as a block, where that is longer
+	spacesMax   = 16      // that a sender has open
+	sendLimit   = 10 * time.Second
+	dialPause   = 20 * time.Millisecond
+)
+
+func (s *sender) run(ctx context.Context, q *queue) {
+	for ctx.Err() == nil {
+		move, ended, wait := q.next()
+		if wait > 0 {
+			if wait == idle {
+				s.closeSpaces()
+			}
+			select {
+			case <-ctx.Done():
+			case <-q.wake:
+			case <-time.After(wait):
+			}
+			continue
+		}
+		if err := s.send(ctx, &move); err != nil && ctx.Err() == nil {
+			s.m.failed.Add(1)
+		}
+		ended()
+		s.m.ask(ctx, func() {
+			if q == &s.m.hot {
+				s.m.arrived(move.Segment)
+			} else if q.pending() == 0 {
+				s.m.survey() // what is sent may go
+				s.m.publish()
+			}
+		})
+	}
+}
+
+// ask has the goroutine of know call a function, unless ctx ends before.
+func (m *Member) ask(ctx context.Context, f func()) {
+	done := make(chan struct{})
+	select {
+	case m.do <- func() { f(); close(done) }:
+		<-done
+	case <-ctx.Done():
+	}
+}
+
+// send sends a segment as it is now. A copy that does not arrive is read from where it is.
+func (s *sender) send(ctx context.Context, move *placement.Move) error {
+	var node string
+	var of segment
+	s.m.ask(ctx, func() {
+		node = s.m.names[move.To]
+		if now := s.m.segments[move.Segment]; now != nil {
+			now.grown, of.first = false, now.first
+			for _, p := range now.parts {
+				of.parts = append(of.parts, &part{p.of, p.bytes, slices.Clone(p.blocks)})
+			}
+		}
+	})
+	if node == "" { // it has left
+		return nil
+	}
+	var errs []error
+	for _, p := range of.parts {
+		slices.SortFunc(p.blocks, func(a, b block) int { return cmp.Compare(a.at, b.at) })
+		each := int(max(1, bufferBytes/p.bytes))
+		for blocks := range slices.Chunk(p.blocks, each) {
+			soon, cancel := context.WithTimeout(ctx, sendLimit)
+			err := s.sendBlocks(soon, node, move.Segment, of.first, &part{p.of, p.bytes, blocks})
+			cancel()
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sendBlocks reads blocks into the buffer, and has the node read them from there.
+func (s *sender) sendBlocks(ctx context.Context, node string, head placement.Key, first int,
+	p *part) error {
+	space, err := s.space(ctx, p.of)
+	if err == nil {
+		err = s.grow(ctx, max(bufferBytes, p.bytes))
+	}
+	if err != nil {
+		return err
+	}
+	found, err := space.MatchAt(ctx, node, p.keys())
+	for errors.Is(err, engine.ErrPeerLost) && !s.lost[node] { // it has just joined
+		select {
+		case <-time.After(dialPause):
+			found, err = space.MatchAt(ctx, node, p.keys())
+		case <-ctx.Done():
+			s.lost[node] = true
+		}
+	}
+	if err != nil {
+		return err
+	}
+	delete(s.lost, node)
+	place := serve.Place{Region: s.region, Stride: p.bytes, Run: p.bytes, Copy: true}
+	var keys []cache.Key
+	for k, b := range p.blocks {
+		if found.Blocks[k] == cache.Nowhere {
+			place.Slots = append(place.Slots, uint32(len(keys)))
+			place.Segments = append(place.Segments,
+				serve.Segment{Head: head, First: uint32(first + int(b.at)), Blocks: 1})
+			keys = append(keys, b.key)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	outcomes, err := space.LoadFrom(ctx, s.m.cfg.Name, keys, place)
+	if err != nil {
+		return err
+	}
+	testpoint.At("member: read")
+	from := place
+	from.Slots, from.Segments = nil, nil
+	for k := len(keys) - 1; k >= 0; k-- { // what has gone meanwhile is left out
+		if outcomes[k] == cache.Done {
+			from.Slots = append(from.Slots, place.Slots[k])
+			from.Segments = append(from.Segments, place.Segments[k])
+		} else {
+			keys = slices.Delete(keys, k, k+1)
+		}
+	}
+	slices.Reverse(from.Slots)
+	slices.Reverse(from.Segments)
+	if len(keys) == 0 {
+		return nil
+	}
+	if outcomes, err = space.StoreAt(ctx, node, keys, from); err != nil {
+		return err
+	}
+	for _, o := range outcomes {
+		switch o {
+		case cache.Done:
+			s.m.sent.Add(1)
+			s.m.bytes.Add(p.bytes)
+		case cache.Known, cache.Pending:
+		default:
+			err = fmt.Errorf("node %s: a copy is %v: %w", node, o, engine.ErrBusy)
+		}
+	}
+	return err
+}
+
+// space opens a namespace, or returns the one that is open.
+func (s *sender) space(ctx context.Context, of *serve.SpaceName) (*cluster.Space, error) {
+	if open := s.spaces[of.Digest]; open != nil {
+		return open, nil
+	}
+	if len(s.spaces) >= spacesMax {
+		s.closeSpaces()
+	}
+	open, err := s.m.cluster.Namespace(ctx, of.Name, of.Geometry)
+	if err != nil {
+		return nil, err
+	}
+	s.spaces[of.Digest] = open
+	return open, nil
+}
+
+func (s *sender) closeSpaces() {
+	for _, open := range s.spaces {
+		_ = open.Close()
+	}
+	clear(s.spaces)
+}
+
+// grow has the buffer be so long. One that a node may still reach stays as it is.
+func (s *sender) grow(ctx context.Context, n uint64) error {
+	if s.region != nil {
+		if s.region.Size() >= n {
+			return s.m.cluster.Attach(ctx, s.region)
+		}
+		if err := s.m.cluster.Detach(ctx, s.region); err != nil {
+			return err
+		}
+		if err := errors.Join(s.region.Close(), s.memory.Close()); err != nil {
+			return err
+		}
+		s.region = nil
+	}
+	memory, err := s.e.Alloc(n, engine.AllocOptions{})
+	if err != nil {
+		return err
+	}
+	region, err := s.e.RegisterPrivate("copies", memory.Segment())
+	if err != nil {
+		return errors.Join(err, memory.Close())
+	}
+	s.memory, s.region = memory, region
+	return s.m.cluster.Attach(ctx, region)
+}
