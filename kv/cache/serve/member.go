@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -160,10 +161,11 @@ func (s *Server) use(ctx context.Context, n *space, store bool, keys []cache.Key
 // graves are the blocks that were removed lately, and the copies that come in now: a copy that was
 // on its way when its block was removed does not bring it back.
 type graves struct {
-	mu      sync.Mutex
-	turned  time.Time
-	removed [2]map[blockName]bool // of this gravesTime, and of the one before
-	full    [2]bool               // more than gravesMax were: no copy comes in
+	mu     sync.Mutex
+	turned time.Time
+	// removed in this gravesTime, and in the one before. Where these are more than gravesMax no
+	// copy comes in.
+	removed [2]map[blockName]bool
 	copies  map[*copyIn]bool
 }
 
@@ -187,30 +189,29 @@ const (
 
 // turn forgets what was removed long ago. The caller holds the lock.
 func (g *graves) turn() {
-	now := time.Now()
-	for n := 0; n < 2 && now.Sub(g.turned) >= gravesTime; n++ {
-		g.removed = [2]map[blockName]bool{{}, g.removed[0]}
-		g.full = [2]bool{false, g.full[0]}
-		if g.turned = g.turned.Add(gravesTime); n == 1 {
-			g.turned = now
-		}
+	switch ago := time.Since(g.turned); {
+	case ago < gravesTime:
+		return
+	case ago < 2*gravesTime:
+		g.removed[1] = g.removed[0]
+	default:
+		g.removed[1] = nil
 	}
+	g.removed[0], g.turned = map[blockName]bool{}, time.Now()
 }
 
 // bury has no copy of blocks come in any more, and returns once none of those that run does.
 func (g *graves) bury(space [16]byte, keys []cache.Key) {
 	g.mu.Lock()
 	g.turn()
-	var ending []*copyIn
 	for _, key := range keys {
-		if len(g.removed[0]) >= gravesMax {
-			g.full[0] = true
-			break
+		if len(g.removed[0]) <= gravesMax {
+			g.removed[0][blockName{space, key}] = true
 		}
-		g.removed[0][blockName{space, key}] = true
 	}
+	var ending []*copyIn
 	for c := range g.copies {
-		if c.space == space && (g.full[0] || g.refuses(c) != nil) {
+		if g.refuses(c) {
 			ending = append(ending, c)
 			c.end()
 		}
@@ -221,35 +222,35 @@ func (g *graves) bury(space [16]byte, keys []cache.Key) {
 	}
 }
 
-// refuses says why copies do not come in; nil: they do. The caller holds the lock.
-func (g *graves) refuses(c *copyIn) error {
-	for n := range g.removed {
-		for _, key := range c.keys {
-			if g.full[n] || g.removed[n][blockName{c.space, key}] {
-				return fmt.Errorf("copies of blocks that were removed lately: %w", engine.ErrBusy)
-			}
+// refuses reports whether copies must not come in. The caller holds the lock.
+func (g *graves) refuses(c *copyIn) bool {
+	for _, removed := range g.removed {
+		if len(removed) > gravesMax || slices.ContainsFunc(c.keys, func(key cache.Key) bool {
+			return removed[blockName{c.space, key}]
+		}) {
+			return true
 		}
 	}
-	return nil
+	return false
 }
 
 // copying lets copies come in, unless their blocks were removed lately. The context ends when one
 // of them is; end says that nothing comes any more.
-func (g *graves) copying(ctx context.Context, space [16]byte, keys []cache.Key) (context.Context,
-	func(), error) {
+func (g *graves) copying(ctx context.Context, space [16]byte, keys []cache.Key) (
+	within context.Context, end func(), err error) {
 	c := &copyIn{space: space, keys: keys, ended: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.turn()
-	if err := g.refuses(c); err != nil {
-		return nil, nil, err
+	if g.turn(); g.refuses(c) {
+		return nil, nil, fmt.Errorf("copies of blocks that were removed lately: %w",
+			engine.ErrBusy)
 	}
-	ctx, c.end = context.WithCancel(ctx)
+	within, c.end = context.WithCancel(ctx)
 	if g.copies == nil {
 		g.copies = map[*copyIn]bool{}
 	}
 	g.copies[c] = true
-	return ctx, func() {
+	return within, func() {
 		g.mu.Lock()
 		delete(g.copies, c)
 		g.mu.Unlock()

@@ -161,7 +161,8 @@ func TestRemovedCopies(t *testing.T) {
 
 	s.graves.turned = time.Now().Add(-2 * gravesTime) // two minutes later
 	require.NoError(t, store())
-	s.graves.full[1] = true
-	require.NoError(t, u.Remove(t.Context(), keys))
+	for k := range uint64(2) {
+		require.NoError(t, u.Remove(t.Context(), keysOf(1000+k*keysMax, keysMax)))
+	}
 	require.ErrorIs(t, store(), engine.ErrBusy, "too many were removed")
 }

@@ -58,6 +58,7 @@ type Member struct {
 	cfg    Config
 	id     uint64
 	uses   chan *serve.Use
+	keys   atomic.Int64  // of those
 	unseen atomic.Uint64 // uses for which there was no room
 	do     chan func()   // in the goroutine of run
 	told   told
@@ -80,8 +81,11 @@ type Member struct {
 	announced  map[placement.Key]uint16
 }
 
-// usesMax is how many calls of clients may wait to be counted.
-const usesMax = 1 << 12
+// What waits to be counted is bounded: calls of clients, and their keys.
+const (
+	usesMax = 1 << 12
+	keysMax = 1 << 20
+)
 
 // New makes a node, which counts what clients use, and joins nothing yet.
 func New(cfg Config) (*Member, error) {
@@ -105,11 +109,16 @@ func (m *Member) Used(u *serve.Use) {
 	if u.Copy && !u.Store { // its own, to send it
 		return
 	}
-	select {
-	case m.uses <- u:
-	default:
-		m.unseen.Add(1)
+	n := int64(len(u.Keys))
+	if m.keys.Add(n) <= keysMax {
+		select {
+		case m.uses <- u:
+			return
+		default:
+		}
 	}
+	m.keys.Add(-n)
+	m.unseen.Add(1)
 }
 
 // Digest implements serve.Member.
@@ -268,8 +277,12 @@ func (m *Member) tick() {
 	m.publish()
 }
 
-// arrived has a segment announced once it is at all of its further owners.
-func (m *Member) arrived(segment placement.Key) {
+// arrived has a segment announced once it is at all of its further owners. What was not sent is
+// sent again at the next tick.
+func (m *Member) arrived(segment placement.Key, sent bool) {
+	if s := m.segments[segment]; s != nil && !sent {
+		s.grown = true
+	}
 	if m.waits[segment]--; m.waits[segment] > 0 {
 		return
 	}

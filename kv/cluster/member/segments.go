@@ -45,6 +45,7 @@ func (m *Member) blocksMax() int { return m.cfg.Cache.Attached().Room/4*5 + 1<<1
 
 // count takes in what a client has used.
 func (m *Member) count(u *serve.Use) {
+	m.keys.Add(-int64(len(u.Keys)))
 	keys, outcomes := u.Keys, u.Outcomes
 	for _, run := range u.Segments {
 		n := int(run.Blocks)

@@ -116,13 +116,14 @@ func (s *sender) run(ctx context.Context, q *queue) {
 			}
 			continue
 		}
-		if err := s.send(ctx, &move); err != nil && ctx.Err() == nil {
+		err := s.send(ctx, &move)
+		if err != nil && ctx.Err() == nil {
 			s.m.failed.Add(1)
 		}
 		ended()
 		s.m.ask(ctx, func() {
 			if q == &s.m.hot {
-				s.m.arrived(move.Segment)
+				s.m.arrived(move.Segment, err == nil)
 			} else if q.pending() == 0 {
 				s.m.survey() // what is sent may go
 				s.m.publish()
@@ -194,16 +195,9 @@ func (s *sender) sendBlocks(ctx context.Context, node string, head placement.Key
 		return err
 	}
 	delete(s.lost, node)
-	place := serve.Place{Region: s.region, Stride: p.bytes, Run: p.bytes, Copy: true}
-	var keys []cache.Key
-	for k, b := range p.blocks {
-		if found.Blocks[k] == cache.Nowhere {
-			place.Slots = append(place.Slots, uint32(len(keys)))
-			place.Segments = append(place.Segments,
-				serve.Segment{Head: head, First: uint32(first + int(b.at)), Blocks: 1})
-			keys = append(keys, b.key)
-		}
-	}
+	keys, place := s.place(p, head, first, func(k int) bool {
+		return found.Blocks[k] == cache.Nowhere
+	})
 	if len(keys) == 0 {
 		return nil
 	}
@@ -212,22 +206,12 @@ func (s *sender) sendBlocks(ctx context.Context, node string, head placement.Key
 		return err
 	}
 	testpoint.At("member: read")
-	from := place
-	from.Slots, from.Segments = nil, nil
-	for k := len(keys) - 1; k >= 0; k-- { // what has gone meanwhile is left out
-		if outcomes[k] == cache.Done {
-			from.Slots = append(from.Slots, place.Slots[k])
-			from.Segments = append(from.Segments, place.Segments[k])
-		} else {
-			keys = slices.Delete(keys, k, k+1)
-		}
+	read := map[cache.Key]bool{} // what has gone meanwhile is left out
+	for k, o := range outcomes {
+		read[keys[k]] = o == cache.Done
 	}
-	slices.Reverse(from.Slots)
-	slices.Reverse(from.Segments)
-	if len(keys) == 0 {
-		return nil
-	}
-	if outcomes, err = space.StoreAt(ctx, node, keys, from); err != nil {
+	keys, place = s.place(p, head, first, func(k int) bool { return read[p.blocks[k].key] })
+	if outcomes, err = space.StoreAt(ctx, node, keys, place); err != nil {
 		return err
 	}
 	for _, o := range outcomes {
@@ -241,6 +225,20 @@ func (s *sender) sendBlocks(ctx context.Context, node string, head placement.Key
 		}
 	}
 	return err
+}
+
+// place is where some of the blocks of a part lie in the buffer.
+func (s *sender) place(p *part, head placement.Key, first int, which func(k int) bool) (
+	keys []cache.Key, at serve.Place) {
+	at = serve.Place{Region: s.region, Stride: p.bytes, Run: p.bytes, Copy: true}
+	for k, b := range p.blocks {
+		if which(k) {
+			keys, at.Slots = append(keys, b.key), append(at.Slots, uint32(k))
+			at.Segments = append(at.Segments, serve.Segment{Head: head,
+				First: uint32(first + int(b.at)), Blocks: 1})
+		}
+	}
+	return keys, at
 }
 
 // space opens a namespace, or returns the one that is open.
