@@ -76,6 +76,7 @@ type Member struct {
 	names      map[uint64]string // of nodes
 	nodes      []placement.Node
 	before     []placement.Node // who has the segments that are still to be sent
+	again      bool             // some of these were not
 	namespaces map[string]directory.Namespace
 	waits      map[placement.Key]int // further owners to which a segment is still to be sent
 	announced  map[placement.Key]uint16
@@ -160,8 +161,8 @@ func (m *Member) Run(ctx context.Context, net Net) error {
 	m.cluster = c
 	ctx, stop := context.WithCancel(ctx)
 	var senders sync.WaitGroup
-	for _, q := range []*queue{&m.plan, &m.hot} {
-		s := &sender{m: m, e: net.Engine, spaces: map[[16]byte]*cluster.Space{},
+	for name, q := range map[string]*queue{"moves": &m.plan, "copies": &m.hot} {
+		s := &sender{m: m, name: name, e: net.Engine, spaces: map[[16]byte]*cluster.Space{},
 			lost: map[string]bool{}}
 		senders.Go(func() { s.run(ctx, q) })
 	}
@@ -229,17 +230,23 @@ func (m *Member) arrange(v *directory.View) {
 		if m.plan.pending() == 0 {
 			m.before = old
 		}
-		held := func(yield func(placement.Held) bool) {
-			for head := range m.segments {
-				if !yield(m.held(head)) {
-					return
-				}
-			}
-		}
-		m.plan.replace(m.handover(placement.Plan(m.before, m.nodes, m.id, held)))
+		m.hand()
 	}
 	m.survey()
 	m.publish()
+}
+
+// hand sends what has a new owner.
+func (m *Member) hand() {
+	m.again = false
+	held := func(yield func(placement.Held) bool) {
+		for head := range m.segments {
+			if !yield(m.held(head)) {
+				return
+			}
+		}
+	}
+	m.plan.replace(m.handover(placement.Plan(m.before, m.nodes, m.id, held)))
 }
 
 // handover paces moves at half the rate: there are two queues.
@@ -272,6 +279,9 @@ func (m *Member) tick() {
 	}
 	if len(moves) > 0 {
 		m.hot.add(m.handover(moves))
+	}
+	if m.again && m.plan.pending() == 0 {
+		m.hand()
 	}
 	m.survey()
 	m.publish()
@@ -324,7 +334,8 @@ func (m *Member) owners(segment placement.Key) int {
 // or, where it knows too many, of all.
 func (m *Member) survey() {
 	surplus, opened := map[placement.Key]bool{}, map[[16]byte]*cache.Namespace{}
-	sent, full, n := m.plan.pending() == 0, m.blocks > m.blocksMax(), 0
+	sent := m.plan.pending() == 0 && !m.again
+	full, n := m.blocks > m.blocksMax(), 0
 	for head, s := range m.segments {
 		owners := m.owners(head)
 		s.parts = slices.DeleteFunc(s.parts, func(p *part) bool {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/backends/shm"
 	"github.com/sluicehq/sluice/driver"
@@ -153,7 +154,7 @@ func openNode(path string, d directory.Directory) (n *node, err error) {
 	return n, nil
 }
 
-func startNode(t *testing.T, folder, name string, d directory.Directory) *node {
+func startNode(t testing.TB, folder, name string, d directory.Directory) *node {
 	t.Helper()
 	n, err := openNode(filepath.Join(folder, name), d)
 	require.NoError(t, err)
@@ -228,7 +229,7 @@ type user struct {
 	region *engine.Region
 }
 
-func openUser(t *testing.T, d directory.Directory) *user {
+func openUser(t testing.TB, d directory.Directory) *user {
 	t.Helper()
 	e, err := openEngine("user")
 	require.NoError(t, err)
@@ -554,15 +555,10 @@ func TestNodeLeaves(t *testing.T) {
 	}
 }
 
-// TestKilledInAMove: a node is killed while it sends, and one while it is sent to. Nothing is left
-// of it at the other one, nothing wrong is found, and the next move goes through.
-func TestKilledInAMove(t *testing.T) {
-	folder, d := t.TempDir(), &changing{}
+// ofB returns blocks 32 to 63 of a chain that b owns beside a.
+func ofB(folder string) (mine []cache.Key) {
+	d := &changing{}
 	d.set(folder, 1, "a", "b")
-	b := startNode(t, folder, "b", d)
-	a := startChild(t, folder, "a")
-	u := openUser(t, d)
-	var mine []cache.Key // that b owns; the directory of a has a alone, until it is told
 	for seed := uint64(1); mine == nil; seed++ {
 		segmentsOf(d, chainOf(seed), 1, func(first int, keys []cache.Key, owners []string) {
 			if first == 32 && owners[0] == "b" {
@@ -570,6 +566,44 @@ func TestKilledInAMove(t *testing.T) {
 			}
 		})
 	}
+	return mine
+}
+
+// TestKilledWhileItIsSentTo: of a node that is killed then nothing is left at the one that sends.
+// What was not sent is sent at the next tick.
+func TestKilledWhileItIsSentTo(t *testing.T) {
+	folder, d := t.TempDir(), &changing{}
+	d.set(folder, 1, "a")
+	a := startNode(t, folder, "a", d)
+	b := startChild(t, folder, "b", pointVariable+"=cache: entered")
+	u, mine := openUser(t, d), ofB(folder)
+	u.storeAt(t, "a", 32, mine)
+	known(t, a)
+	d.set(folder, 1, "a", "b")
+	var status unix.WaitStatus
+	_, err := unix.Wait4(b.cmd.Process.Pid, &status, unix.WUNTRACED, nil)
+	require.NoError(t, err)
+	require.True(t, status.Stopped())
+	b.kill()
+	idleNode(t, a)
+	require.EqualValues(t, 1, a.Report().Failed)
+	startChild(t, folder, "b")
+	eventually(t, func() bool {
+		a.tickNow(t)
+		return u.has(t, "b", mine)
+	})
+	u.loadFrom(t, "b", 32, mine)
+	u.loadFrom(t, "a", 32, mine)
+}
+
+// TestKilledWhileItSends: of a node that is killed then nothing is left at the other one, nothing
+// wrong is found there, and the next move goes through, of blocks that are used again.
+func TestKilledWhileItSends(t *testing.T) {
+	folder, d := t.TempDir(), &changing{}
+	d.set(folder, 1, "a", "b")
+	b := startNode(t, folder, "b", d)
+	a := startChild(t, folder, "a") // whose directory has a alone, until it is told
+	u, mine := openUser(t, d), ofB(folder)
 	u.storeAt(t, "a", 32, mine)
 	u.loadFrom(t, "a", 32, mine)
 

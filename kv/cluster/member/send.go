@@ -88,6 +88,7 @@ func (q *queue) pending() int {
 // sender is a goroutine that sends what is in a queue, some blocks at a time, through a buffer.
 type sender struct {
 	m      *Member
+	name   string // of the buffer
 	e      *engine.Engine
 	memory *engine.Memory
 	region *engine.Region // of that; nil: there is none yet
@@ -124,7 +125,10 @@ func (s *sender) run(ctx context.Context, q *queue) {
 		s.m.ask(ctx, func() {
 			if q == &s.m.hot {
 				s.m.arrived(move.Segment, err == nil)
-			} else if q.pending() == 0 {
+				return
+			}
+			s.m.again = s.m.again || err != nil
+			if q.pending() == 0 {
 				s.m.survey() // what is sent may go
 				s.m.publish()
 			}
@@ -282,7 +286,7 @@ func (s *sender) grow(ctx context.Context, n uint64) error {
 	if err != nil {
 		return err
 	}
-	region, err := s.e.RegisterPrivate("copies", memory.Segment())
+	region, err := s.e.RegisterPrivate(s.name, memory.Segment())
 	if err != nil {
 		return errors.Join(err, memory.Close())
 	}
