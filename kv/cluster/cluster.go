@@ -7,10 +7,12 @@
 // them a block belongs to follows from its key and the list (kv/cluster/placement). So no service
 // knows where blocks are, and none has to be asked.
 //
-// The way of a Load (space.go): cut the chain into segments and look up their owners; send each
+// The way of a Load (space.go): cut the chain into segments and look up which nodes have them;
+// choose one of these for each (source.go), by how long Loads of it have taken (cost.go); send each
 // node one request for all of its blocks; what one does not have, or does not answer in time, ask
-// the owners of the other copies for. A node that has not proved that it moves nothing any more
-// loses its lease on the memory before the Load returns, so that a miss is a miss for good.
+// the next owners for. A node that has not proved that it moves nothing any more loses its lease on
+// the memory before another is asked, and before the Load returns: so no two nodes write to one
+// place, and a miss is a miss for good.
 //
 // The way of a node (node.go): dial until it answers; serve requests until the connection is lost;
 // revoke what it has of this process's memory; dial again. A node that is silent is asked for
@@ -61,7 +63,8 @@ type Cluster struct {
 	stop     context.CancelFunc
 	followed chan struct{} // closed when follow has ended
 	layout   atomic.Pointer[layout]
-	digests  digests
+	curves   [2]curve // of all nodes, by tier
+	hedges   budget
 
 	mu      sync.Mutex // guards what follows
 	nodes   map[string]*node
@@ -181,7 +184,7 @@ func (c *Cluster) all() (list []*node) {
 }
 
 // Attach lets nodes reach a region, so that calls may name it, until Detach. Nodes that are not
-// reached now have it once they are.
+// reached now have it once they are. An error says what is wrong with the region.
 func (c *Cluster) Attach(ctx context.Context, r *engine.Region) error {
 	c.mu.Lock()
 	reg := c.regions[r]
@@ -200,14 +203,22 @@ func (c *Cluster) Attach(ctx context.Context, r *engine.Region) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Limit)
 	defer cancel()
+	list := c.layout.Load().nodes
+	errs := make([]error, len(list))
 	var nodes sync.WaitGroup
-	for _, n := range c.layout.Load().nodes {
+	for k, n := range list {
 		if at := n.usable(); at != nil {
-			nodes.Go(func() { _ = at.attach(ctx, reg) }) // a Load tries it again
+			nodes.Go(func() {
+				err := at.attach(ctx, reg)
+				_, mine := errors.AsType[*engine.OpError](err) // and of no node
+				if mine && !errors.Is(err, engine.ErrPeerLost) && ctx.Err() == nil {
+					errs[k] = err
+				} // else a Load tries it again
+			})
 		}
 	}
 	nodes.Wait()
-	return nil
+	return cmp.Or(errs...)
 }
 
 // region returns one that is attached.
@@ -300,7 +311,8 @@ type NodeStats struct {
 	Requests uint64 `json:"requests"`
 	Late     uint64 `json:"late"`
 	Failed   uint64 `json:"failed"`
-	Lost     uint64 `json:"lost"` // connections
+	Lost     uint64 `json:"lost"`   // connections
+	Hedged   uint64 `json:"hedged"` // requests that were late, and another node was asked
 }
 
 // Stats returns the counts as they are.
@@ -314,6 +326,29 @@ func (c *Cluster) Stats() Stats {
 		s.Nodes = append(s.Nodes, n.stats())
 	}
 	return s
+}
+
+// Drain waits until all blocks that the nodes were given are on their disks, or will not be.
+func (c *Cluster) Drain(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.life, cancel)()
+	list := c.layout.Load().nodes
+	errs := make([]error, len(list))
+	var nodes sync.WaitGroup
+	for k, n := range list {
+		nodes.Go(func() {
+			err := errNotReached
+			if at := n.usable(); at != nil {
+				err = at.Client.Drain(ctx)
+			}
+			if err != nil {
+				errs[k] = fmt.Errorf("node %s may have blocks in its memory alone: %w", n.name, err)
+			}
+		})
+	}
+	nodes.Wait()
+	return errors.Join(errs...)
 }
 
 // Report asks a node how its cache is, as serve.Client.Report does.
@@ -334,7 +369,8 @@ func (c *Cluster) Report(ctx context.Context, node string) (serve.Report, error)
 // Namespace opens a namespace, as serve.Client.Namespace does, at each node. Nodes that are not
 // reached open it once they are.
 func (c *Cluster) Namespace(ctx context.Context, name string, geometry [32]byte) (*Space, error) {
-	s := &Space{c: c, name: spaceName{name, geometry}, closed: new(atomic.Bool)}
+	s := &Space{c: c, name: spaceName{name, geometry}, closed: new(atomic.Bool),
+		known: new(known)}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Limit)
 	defer cancel()
 	l := c.layout.Load()

@@ -39,6 +39,7 @@ const (
 
 	nodeVariable  = "SLUICE_TEST_NODE"  // folder and name of a node that a child process is
 	pointVariable = "SLUICE_TEST_POINT" // where that stops itself, once
+	stuck         = "stuck "            // before it: a goroutine alone stands there
 )
 
 func TestMain(m *testing.M) {
@@ -79,7 +80,11 @@ func serveForEver(path string) error {
 		return err
 	}
 	if point := os.Getenv(pointVariable); point != "" {
-		testpoint.First(point, testpoint.StopProcess)
+		if at, is := strings.CutPrefix(point, stuck); is {
+			testpoint.First(at, func() { select {} })
+		} else {
+			testpoint.First(point, testpoint.StopProcess)
+		}
 	}
 	go func() { _ = e.Serve(ctx, l) }()
 	fmt.Println("serves")
@@ -92,7 +97,7 @@ type child struct {
 	cmd  *exec.Cmd
 }
 
-func (c *child) start(t *testing.T, env ...string) {
+func (c *child) start(t testing.TB, env ...string) {
 	t.Helper()
 	c.cmd = exec.Command(os.Args[0])
 	c.cmd.Env = append(append(os.Environ(), nodeVariable+"="+c.path), env...)
@@ -120,7 +125,7 @@ func (c *child) awaitStop(t *testing.T) {
 }
 
 // startNodes starts nodes, and lists them.
-func startNodes(t *testing.T, names ...string) (map[string]*child, []directory.Node) {
+func startNodes(t testing.TB, names ...string) (map[string]*child, []directory.Node) {
 	t.Helper()
 	folder, children, nodes := t.TempDir(), map[string]*child{}, []directory.Node{}
 	for _, name := range names {
@@ -166,7 +171,7 @@ type user struct {
 	keys   []cache.Key
 }
 
-func openUser(t *testing.T, d directory.Directory) *user {
+func openUser(t testing.TB, d directory.Directory) *user {
 	t.Helper()
 	e, err := openEngine("user")
 	require.NoError(t, err)
@@ -193,7 +198,7 @@ func openUser(t *testing.T, d directory.Directory) *user {
 }
 
 // spread returns a chain of which each node has a segment.
-func (u *user) spread(t *testing.T) []cache.Key {
+func (u *user) spread(t testing.TB) []cache.Key {
 	l := u.layout.Load()
 	for seed := range uint64(10000) {
 		keys, has := chainOf(seed), map[int]bool{}
@@ -217,6 +222,8 @@ func chainOf(seed uint64) []cache.Key {
 	}
 	return keys
 }
+
+func all(int) bool { return true }
 
 // ownerOf names the first node of a block of the chain.
 func (u *user) ownerOf(k int) string {

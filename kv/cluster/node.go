@@ -36,7 +36,12 @@ type node struct {
 	ended chan struct{} // closed when run has
 	tried chan struct{} // closed once it has been dialled
 
-	requests, late, failed, lost atomic.Uint64
+	requests, late, failed, lost, hedged atomic.Uint64
+
+	running atomic.Int64 // requests of this process
+	told    atomic.Int64 // requests of all, as the directory says
+	usual   mean         // of how busy it was in the Loads of curves
+	curves  [2]curve     // by tier
 
 	mu          sync.Mutex // guards what follows
 	description directory.Node
@@ -68,6 +73,7 @@ func (c *Cluster) newNode(d *directory.Node) *node {
 	n := &node{c: c, name: d.Name, id: NodeID(d.Name),
 		moved: make(chan struct{}, 1), ended: make(chan struct{}), tried: make(chan struct{}),
 		description: *d}
+	n.told.Store(int64(d.Load.Running))
 	var ctx context.Context
 	ctx, n.stop = context.WithCancel(c.life)
 	go n.run(ctx)
@@ -84,6 +90,7 @@ func (n *node) describe(d *directory.Node) {
 		}
 	}
 	n.description = *d
+	n.told.Store(int64(d.Load.Running))
 }
 
 // run is the story of a node: dial, serve, close, and again, until ctx ends. Where the directory
@@ -245,7 +252,8 @@ func (n *node) stats() NodeStats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := NodeStats{Node: n.description, State: Serving, Requests: n.requests.Load(),
-		Late: n.late.Load(), Failed: n.failed.Load(), Lost: n.lost.Load()}
+		Late: n.late.Load(), Failed: n.failed.Load(), Lost: n.lost.Load(),
+		Hedged: n.hedged.Load()}
 	s.Addresses = slices.Clone(s.Addresses)
 	switch {
 	case n.at == nil:
@@ -298,6 +306,15 @@ func (c *conn) failedBy(err error, late bool) {
 			}
 		}
 	}()
+}
+
+// suspect looks whether a node that was late answers anything.
+func (c *conn) suspect() {
+	soon, cancel := context.WithTimeout(context.Background(), wordLimit)
+	defer cancel()
+	if err := c.Ping(soon); err != nil {
+		c.failedBy(err, soon.Err() != nil)
+	}
 }
 
 // attach has the node have a lease of a region.

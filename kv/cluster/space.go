@@ -31,11 +31,14 @@ type spaceName struct {
 // Space is a namespace of the cluster. The keys of a call are a chain from its first block on, or
 // go on where the blocks of Behind end: the nodes of a block follow from its place in the chain.
 type Space struct {
-	c      *Cluster
-	name   spaceName
-	before int       // blocks of the chain that are before those of a call
-	head   cache.Key // first of the segment of the last of these
-	closed *atomic.Bool
+	c         *Cluster
+	name      spaceName
+	before    int       // blocks of the chain that are before those of a call
+	head      cache.Key // first of the segment of the last of these
+	unchained bool      // each key is a chain of its own
+	first     string    // node that is asked first; "": see way.choose
+	closed    *atomic.Bool
+	known     *known
 }
 
 // Behind returns the namespace for calls about blocks that come behind others of their chain.
@@ -43,16 +46,33 @@ func (s *Space) Behind(chain []cache.Key) *Space {
 	if len(chain) == 0 {
 		return s
 	}
-	b := &Space{c: s.c, name: s.name, before: s.before + len(chain), head: s.head,
-		closed: s.closed}
+	b := new(*s)
+	b.before += len(chain)
 	if _, first := placement.SegmentOf(b.before - 1); first >= s.before {
 		b.head = chain[first-s.before]
 	}
 	return b
 }
 
-// Close ends its use, and that of what Behind has made of it; the blocks stay. Wait for its
-// operations before. It waits at most a second for a node.
+// Unchained returns the namespace for calls whose keys are in no order: each lies where its own
+// hash says. All processes that use a namespace must agree on it, since they look elsewhere
+// otherwise. A call asks more nodes then.
+func (s *Space) Unchained() *Space {
+	u := new(*s)
+	u.unchained = true
+	return u
+}
+
+// From returns the namespace for calls that ask a node first, such as the source of a router's
+// hint: where that does not have the blocks, or is not reached, it is as without.
+func (s *Space) From(node string) *Space {
+	f := new(*s)
+	f.first = node
+	return f
+}
+
+// Close ends its use, and that of what the methods above have made of it; the blocks stay. Wait for
+// its operations before. It waits at most a second for a node.
 func (s *Space) Close() error {
 	if s.closed.Swap(true) {
 		return nil
@@ -80,23 +100,13 @@ func (s *Space) Close() error {
 // owners lists the nodes of each key: copies of them, from owners[k*copies] on, by their place in
 // the layout.
 func (s *Space) owners(l *layout, keys []cache.Key) (owners []int, copies int) {
-	copies = max(1, min(l.Namespaces[s.name.name].Copies, directory.CopiesMax))
-	for k := 0; k < len(keys); {
-		segment, first := placement.SegmentOf(s.before + k)
-		head := s.head
-		if first >= s.before {
-			head = keys[first-s.before]
-		}
-		at := len(owners)
-		owners = placement.Owners(owners, l.bids, head, copies)
-		if got := len(owners) - at; got < copies { // of all segments: there are so few nodes
-			if copies = got; copies == 0 {
-				return nil, 0
-			}
-		}
-		of := owners[at:]
-		for k++; k < len(keys) && s.before+k < placement.FirstOf(segment+1); k++ {
-			owners = append(owners, of...)
+	w := s.way(l, keys)
+	defer w.free()
+	for k := range w.runs {
+		r := &w.runs[k]
+		copies = r.copies // of all runs
+		for range r.to - r.from {
+			owners = append(owners, w.found[r.found[0]:][:copies]...)
 		}
 	}
 	return owners, copies
@@ -109,25 +119,27 @@ type part struct {
 	keys []cache.Key
 }
 
-// split makes the parts of those keys that which wants, by copy.
-func split(l *layout, keys []cache.Key, owners []int, copies, nth int,
-	which func(k int) bool) []*part {
-	parts := make([]*part, len(l.nodes))
-	for k := range keys {
-		if !which(k) {
-			continue
-		}
-		o := owners[k*copies+nth]
-		if parts[o] == nil {
-			parts[o] = &part{n: l.nodes[o]}
-		}
-		parts[o].at = append(parts[o].at, k)
-		parts[o].keys = append(parts[o].keys, keys[k])
+// upTo lists the numbers of n keys.
+func upTo(n int) []int {
+	list := make([]int, n)
+	for k := range list {
+		list[k] = k
 	}
-	return slices.DeleteFunc(parts, func(p *part) bool { return p == nil })
+	return list
 }
 
-func all(int) bool { return true }
+// owned makes the parts of all keys, by the nodes that own them.
+func (w *way) owned() (parts []*part) {
+	for nth := range directory.CopiesMax {
+		parts = append(parts, w.split(upTo(len(w.keys)), func(r *stretch) int {
+			if nth < r.copies {
+				return w.found[r.found[0]+nth]
+			}
+			return -1
+		})...)
+	}
+	return parts
+}
 
 // limits are when the nodes must have answered, and when the call ends, which is a little later:
 // meanwhile a node that has not is made to move nothing any more.
@@ -179,15 +191,24 @@ func (s *Space) ask(l limits, n *node, do func(at *conn, space *serve.Space) err
 		return nil, context.Cause(l.nodes)
 	}
 	n.requests.Add(1)
+	n.running.Add(1)
+	defer n.running.Add(-1)
 	space, err := at.space(l.nodes, s.name)
 	if err == nil {
 		err = do(at, space)
 	}
-	if over := l.nodes.Err(); err != nil && !errors.Is(over, context.Canceled) { // by the caller
+	switch over := l.nodes.Err(); {
+	case err == nil:
+	case hedged(l):
+		go at.suspect()
+	case !errors.Is(over, context.Canceled): // by the caller
 		at.failedBy(err, over != nil)
 	}
 	return at, err
 }
+
+// hedged reports whether a request has ended since its node was late, and another one may be asked.
+func hedged(l limits) bool { return errors.Is(context.Cause(l.nodes), errLate) }
 
 var errNotReached = fmt.Errorf("the node is not reached: %w", engine.ErrPeerLost)
 
@@ -203,41 +224,42 @@ func (s *Space) find(ctx context.Context, keys []cache.Key) (m cache.Match, at [
 	if err := checkKeys(keys); err != nil {
 		return m, nil, fmt.Errorf("match: %w", err)
 	}
-	l, lay := s.c.limit(ctx), s.c.layout.Load()
+	l, w := s.c.limit(ctx), s.way(s.c.layout.Load(), keys)
 	defer l.free()
-	owners, copies := s.owners(lay, keys)
+	defer w.free()
+	w.moves = func([]cache.Key) [2]uint64 { return [2]uint64{} }
 	m.Blocks, at = make([]cache.Found, len(keys)), make([]*node, len(keys))
 	var mu sync.Mutex
-	var nodes sync.WaitGroup
-	for nth := range copies {
-		for _, p := range split(lay, keys, owners, copies, nth, all) {
-			nodes.Go(func() {
-				var found cache.Match
-				_, err := s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
-					found, err = space.Match(l.nodes, p.keys)
-					return err
-				})
-				if err != nil {
-					return
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				for k, f := range found.Blocks {
-					to := p.at[k]
-					if f.There() && (at[to] == nil || m.Blocks[to]&cache.InMemory == 0 &&
-						f&cache.InMemory != 0) {
-						at[to] = p.n
-					}
-					m.Blocks[to] |= f
-				}
-			})
+	err = s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) (lacks []int, err error) {
+		var found cache.Match
+		_, err = s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
+			began, busy := time.Now(), p.n.busy(1)
+			found, err = space.Match(l.nodes, p.keys)
+			if err == nil || hedged(l) {
+				p.n.learn([2]uint64{}, time.Since(began), busy)
+			}
+			return err
+		})
+		if err != nil {
+			return p.at, nil
 		}
-	}
-	nodes.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		for k, f := range found.Blocks {
+			to := p.at[k]
+			s.known.note(&p.keys[k], f)
+			if m.Blocks[to] |= f; f.There() {
+				at[to] = p.n
+			} else {
+				lacks = append(lacks, to)
+			}
+		}
+		return lacks, nil
+	})
 	for m.Prefix < len(keys) && m.Blocks[m.Prefix].There() {
 		m.Prefix++
 	}
-	return m, at, nil
+	return m, at, err
 }
 
 func checkKeys(keys []cache.Key) error {
@@ -295,25 +317,101 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 	if err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
-	l, lay := s.c.limit(ctx), s.c.layout.Load()
+	s.known.size.Store(sizeOf(&to))
+	l, w := s.c.limit(ctx), s.way(s.c.layout.Load(), keys)
 	defer l.free()
-	owners, copies := s.owners(lay, keys)
+	defer w.free()
+	w.moves = s.known.bytes
 	outcomes := make([]cache.Outcome, len(keys))
 	for k := range outcomes {
 		outcomes[k] = cache.Missing
 	}
-	for nth := range copies {
-		parts := split(lay, keys, owners, copies, nth,
-			func(k int) bool { return outcomes[k] != cache.Done })
-		within := l.share(copies - nth)
-		err := s.moveAll(within, parts, reg, &to, (*serve.Space).Load,
-			func(k int, o cache.Outcome) { outcomes[k] = o })
-		within.free()
-		if err != nil {
-			return outcomes, fmt.Errorf("load: %w", err)
+	var mu sync.Mutex
+	err = s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) (lacks []int, err error) {
+		got, err := s.moveOne(l, p, reg, &to, func(space *serve.Space, ctx context.Context,
+			keys []cache.Key, mine serve.Place) ([]cache.Outcome, error) {
+			began, busy := time.Now(), p.n.busy(1)
+			got, err := space.Load(ctx, keys, mine)
+			s.loaded(p, got, time.Since(began), busy, err == nil, hedged(l))
+			return got, err
+		})
+		mu.Lock()
+		defer mu.Unlock()
+		for k, o := range got {
+			if outcomes[p.at[k]] = o; o != cache.Done {
+				lacks = append(lacks, p.at[k])
+			}
+		}
+		return lacks, err
+	})
+	if err != nil {
+		err = fmt.Errorf("load: %w", err)
+	}
+	return outcomes, err
+}
+
+// loaded has the estimates count a Load of a node that has ended, or was late.
+func (s *Space) loaded(p *part, got []cache.Outcome, took time.Duration, busy float64, ended,
+	late bool) {
+	moved := p.keys
+	if ended {
+		moved = nil
+		for k, o := range got {
+			if o == cache.Done {
+				moved = append(moved, p.keys[k])
+			}
 		}
 	}
-	return outcomes, nil
+	if ended || late {
+		p.n.learn(s.known.bytes(moved), took, busy)
+	}
+	for k := range moved {
+		s.known.note(&moved[k], cache.InMemory) // as it is now
+	}
+}
+
+// sizeOf returns how large the blocks of a place are.
+func sizeOf(p *serve.Place) uint64 {
+	size := p.Run
+	for _, a := range p.Loops {
+		size *= uint64(a.N)
+	}
+	return size
+}
+
+// Prefetch has the nodes bring blocks into their memory, as serve.Space.Prefetch does: each block
+// one node. Those of a node that does not answer are told as of Load.
+func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome, error) {
+	if err := checkKeys(keys); err != nil {
+		return nil, fmt.Errorf("prefetch: %w", err)
+	}
+	l, w := s.c.limit(ctx), s.way(s.c.layout.Load(), keys)
+	defer l.free()
+	defer w.free()
+	outcomes := make([]cache.Outcome, len(keys))
+	for k := range outcomes {
+		outcomes[k] = cache.Missing
+	}
+	var mu sync.Mutex
+	err := s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) (lacks []int, err error) {
+		var got []cache.Outcome
+		_, err = s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
+			got, err = space.Prefetch(l.nodes, p.keys)
+			return err
+		})
+		if len(got) != len(p.keys) {
+			got = slices.Repeat([]cache.Outcome{missOf(l, err)}, len(p.keys))
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for k, o := range got {
+			if outcomes[p.at[k]] = o; o != cache.Done {
+				lacks = append(lacks, p.at[k])
+			}
+		}
+		return lacks, nil
+	})
+	return outcomes, err
 }
 
 // storeRank is which of the outcomes of a block at several nodes is told: the first one.
@@ -329,16 +427,13 @@ func (s *Space) Store(ctx context.Context, keys []cache.Key, from serve.Place) (
 	if err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
-	l, lay := s.c.limit(ctx), s.c.layout.Load()
+	s.known.size.Store(sizeOf(&from))
+	l, w := s.c.limit(ctx), s.way(s.c.layout.Load(), keys)
 	defer l.free()
-	owners, copies := s.owners(lay, keys)
+	defer w.free()
 	outcomes := make([]cache.Outcome, len(keys))
 	for k := range outcomes {
 		outcomes[k] = cache.Failed
-	}
-	var parts []*part
-	for nth := range copies {
-		parts = append(parts, split(lay, keys, owners, copies, nth, all)...)
 	}
 	rank := func(o cache.Outcome) int {
 		if r := slices.Index(storeRank[:], o); r >= 0 {
@@ -346,7 +441,7 @@ func (s *Space) Store(ctx context.Context, keys []cache.Key, from serve.Place) (
 		}
 		return len(storeRank)
 	}
-	err = s.moveAll(l, parts, reg, &from, (*serve.Space).Store, func(k int, o cache.Outcome) {
+	err = s.moveAll(l, w.owned(), reg, &from, (*serve.Space).Store, func(k int, o cache.Outcome) {
 		if rank(o) < rank(outcomes[k]) {
 			outcomes[k] = o
 		}
@@ -409,15 +504,8 @@ func (s *Space) moveOne(l limits, p *part, reg *region, place *serve.Place, move
 	}
 
 	// What failed at the node is a miss, once nothing of it moves any more.
-	miss := cache.Failed
-	switch {
-	case l.nodes.Err() != nil:
-		miss = cache.Late
-	case at == nil || errors.Is(err, engine.ErrPeerLost):
-		miss = cache.Missing
-	}
 	if len(outcomes) != len(p.keys) {
-		outcomes = slices.Repeat([]cache.Outcome{miss}, len(p.keys))
+		outcomes = slices.Repeat([]cache.Outcome{missOf(l, err)}, len(p.keys))
 	}
 	if errors.Is(err, engine.ErrUnproven) {
 		proof, cancel := l.proof()
@@ -434,31 +522,62 @@ func (s *Space) moveOne(l limits, p *part, reg *region, place *serve.Place, move
 	return outcomes, nil
 }
 
+// missOf is what became of blocks that a node was asked for in vain.
+func missOf(l limits, err error) cache.Outcome {
+	switch {
+	case l.nodes.Err() != nil:
+		return cache.Late
+	case errors.Is(err, engine.ErrPeerLost): // also where it is not reached
+		return cache.Missing
+	}
+	return cache.Failed
+}
+
+// Replace is not supported: it would have to reach each copy that a node may be asked for, and two
+// processes may have different lists of the nodes. Remove the block, and store it by another key.
+func (s *Space) Replace(context.Context, []cache.Key, serve.Place) ([]cache.Outcome, error) {
+	return nil, fmt.Errorf("replace: a cluster cannot promise that no copy of the old block is "+
+		"read: store the new one by another key: %w", engine.ErrNotSupported)
+}
+
+// Blocks is not supported: each node lists its own, by serve.Space.Blocks.
+func (s *Space) Blocks(context.Context, uint32) ([]cache.BlockInfo, uint32, error) {
+	return nil, 0, fmt.Errorf("the blocks of a cluster are listed by no one: ask each node: %w",
+		engine.ErrNotSupported)
+}
+
 // Remove forgets blocks at all nodes, as Namespace.Remove does: also copies of when there were
 // other nodes. An error names the nodes that may still have them.
 func (s *Space) Remove(ctx context.Context, keys []cache.Key) error {
 	if err := checkKeys(keys); err != nil {
 		return fmt.Errorf("remove: %w", err)
 	}
-	l, lay := s.c.limit(ctx), s.c.layout.Load()
+	l := s.c.limit(ctx)
 	defer l.free()
-	errs := make([]error, len(lay.nodes))
+	err := s.each(l, "may still have the blocks", func(space *serve.Space) error {
+		return space.Remove(l.nodes, keys)
+	})
+	if err != nil {
+		return fmt.Errorf("remove: %w", err)
+	}
+	return nil
+}
+
+// each asks all nodes at once. An error says of each that has failed what that means.
+func (s *Space) each(l limits, failed string, do func(space *serve.Space) error) error {
+	list := s.c.layout.Load().nodes
+	errs := make([]error, len(list))
 	var nodes sync.WaitGroup
-	for k, n := range lay.nodes {
+	for k, n := range list {
 		nodes.Go(func() {
-			_, err := s.ask(l, n, func(_ *conn, space *serve.Space) error {
-				return space.Remove(l.nodes, keys)
-			})
+			_, err := s.ask(l, n, func(_ *conn, space *serve.Space) error { return do(space) })
 			if err != nil {
-				errs[k] = fmt.Errorf("node %s may still have the blocks: %w", n.name, err)
+				errs[k] = fmt.Errorf("node %s %s: %w", n.name, failed, err)
 			}
 		})
 	}
 	nodes.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("remove: %w", err)
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // Hint has the nodes that have the blocks heed a hint, as serve.Space.Hint does: each node counts
@@ -468,35 +587,73 @@ func (s *Space) Hint(ctx context.Context, keys []cache.Key, h cache.Hint) (cache
 	if err := checkKeys(keys); err != nil {
 		return cache.HintResult{}, fmt.Errorf("hint: %w", err)
 	}
-	l, lay := s.c.limit(ctx), s.c.layout.Load()
+	l, w := s.c.limit(ctx), s.way(s.c.layout.Load(), keys)
 	defer l.free()
-	owners, copies := s.owners(lay, keys)
+	defer w.free()
 	var mu sync.Mutex
 	var sum cache.HintResult
 	var refused error
 	var nodes sync.WaitGroup
-	for nth := range copies {
-		for _, p := range split(lay, keys, owners, copies, nth, all) {
-			nodes.Go(func() {
-				var r cache.HintResult
-				_, err := s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
-					r, err = space.Hint(l.nodes, p.keys, h)
-					return err
-				})
-				if r == (cache.HintResult{}) {
-					r.Missing = len(p.keys)
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				sum.Applied += r.Applied
-				sum.Missing += r.Missing
-				sum.Refused += r.Refused
-				if r.Refused > 0 {
-					refused = cmp.Or(refused, err)
-				}
+	for _, p := range w.owned() {
+		nodes.Go(func() {
+			var r cache.HintResult
+			_, err := s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
+				r, err = space.Hint(l.nodes, p.keys, h)
+				return err
 			})
-		}
+			if r == (cache.HintResult{}) {
+				r.Missing = len(p.keys)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sum.Applied += r.Applied
+			sum.Missing += r.Missing
+			sum.Refused += r.Refused
+			if r.Refused > 0 {
+				refused = cmp.Or(refused, err)
+			}
+		})
 	}
 	nodes.Wait()
 	return sum, refused
+}
+
+// HintEnvelope has all nodes heed an envelope of hints, as serve.Space.HintEnvelope does, since its
+// hashes are in no order, and sums what became of each action: a block of two copies is applied
+// twice. An error is one of all nodes.
+func (s *Space) HintEnvelope(ctx context.Context, data []byte) ([]cache.ActionOutcome, error) {
+	l := s.c.limit(ctx)
+	defer l.free()
+	var mu sync.Mutex
+	var sum []cache.ActionOutcome
+	err := s.each(l, "has heeded no hint", func(space *serve.Space) error {
+		got, err := space.HintEnvelope(l.nodes, data)
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case err != nil:
+			return err
+		case sum == nil:
+			sum = got
+		case len(got) != len(sum):
+			return fmt.Errorf("%d outcomes, others have %d: %w", len(got), len(sum),
+				engine.ErrCorrupt)
+		default:
+			for k := range got {
+				to, of := &sum[k], &got[k]
+				if to.Status != cache.ActionApplied {
+					to.Status = of.Status
+				}
+				to.Reason = cmp.Or(to.Reason, of.Reason)
+				to.Applied += of.Applied
+				to.Refused += of.Refused
+				to.Missing = max(0, to.Missing-of.Applied-of.Refused) // of those before
+			}
+		}
+		return nil
+	})
+	if sum == nil {
+		return nil, fmt.Errorf("hints: %w", cmp.Or(err, errNotReached))
+	}
+	return sum, nil
 }
