@@ -64,6 +64,7 @@ type Cluster struct {
 	followed chan struct{} // closed when follow has ended
 	layout   atomic.Pointer[layout]
 	curves   [2]curve // of all nodes, by tier
+	wholes   curve    // of whole Loads; see Cluster.whole
 	hedges   budget
 
 	mu      sync.Mutex // guards what follows

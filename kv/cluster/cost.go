@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
+	"github.com/sluicehq/sluice/kv/cluster/placement"
 )
 
 // Cost is what a Load of a chain would take, by what this process has measured.
@@ -31,7 +32,7 @@ type Source struct {
 	Node   string
 	Blocks int
 	Bytes  uint64
-	Time   time.Duration // until all is there that this node is asked for
+	Time   time.Duration // that the node takes for all that it is asked for
 	at     int           // place in the layout
 }
 
@@ -62,7 +63,30 @@ func (s *Space) Cost(dst []Source, keys []cache.Key) (c Cost, sources []Source) 
 		c.Blocks += n
 		c.Bytes += bytes
 	}
+	c.Time = s.c.whole(c.Bytes, c.Time)
 	return c, sources
+}
+
+// even is how a whole Load stands in a curve that takes as long as the slowest node.
+const even = time.Second
+
+// whole returns how long a Load of several nodes takes of which the slowest takes so long. They and
+// this process may be in each other's way.
+func (c *Cluster) whole(bytes uint64, slowest time.Duration) time.Duration {
+	more, _, known := c.wholes.at(float64(bytes))
+	if !known {
+		return slowest
+	}
+	return time.Duration(float64(slowest) * min(max(more/float64(even), 0.5), 4))
+}
+
+// slowest returns how long the slowest of the nodes is expected to take.
+func (w *way) slowest() (took time.Duration, bytes uint64) {
+	for _, o := range w.asked {
+		one, _, _ := w.lay.nodes[o].expect(w.bytes[o])
+		took, bytes = max(took, one), bytes+sum(w.bytes[o])
+	}
+	return took, bytes
 }
 
 // Estimate asks the nodes that have the blocks what a Load of them would cost, as
@@ -148,8 +172,8 @@ func (n *node) expect(bytes [2]uint64) (took, late time.Duration, measured bool)
 	// How busy the node is now, against how it was in those Loads: what it says of itself makes it
 	// twice as good or as bad at most, and nothing if it always says the same.
 	f := min(max((1+n.busy(0))/(1+n.usual.get()), 0.5), 2)
-	return time.Duration(min(usual*f, math.MaxInt64/4)), time.Duration(min(most*f, math.MaxInt64/4)),
-		measured
+	const top = math.MaxInt64 / 4
+	return time.Duration(min(usual*f, top)), time.Duration(min(most*f, top)), measured
 }
 
 // busy returns how many requests the node works on: as it has told, or those of this process, of
@@ -245,9 +269,13 @@ func (c *curve) at(bytes float64) (took, late float64, known bool) {
 		return 0, 0, false
 	}
 	p := *list
-	k := 0
-	for k < len(p) && p[k].bytes < bytes {
-		k++
+	k, end := 0, len(p)
+	for k < end {
+		if mid := (k + end) / 2; p[mid].bytes < bytes {
+			k = mid + 1
+		} else {
+			end = mid
+		}
 	}
 	if k == 0 {
 		return p[0].took, p[0].late, true
@@ -271,12 +299,39 @@ func (c *curve) at(bytes float64) (took, late float64, known bool) {
 type known struct {
 	size   atomic.Uint64          // bytes of a block that was moved last
 	onDisk [1 << 13]atomic.Uint64 // hashes of blocks that Match has found on disks alone
+	owned  [1 << 8]atomic.Pointer[owned]
+}
+
+// owned is who owns a segment.
+type owned struct {
+	lay    *layout
+	head   cache.Key
+	copies int
+	list   []int
+}
+
+// owners appends the nodes that own a segment to dst; where n is not nil, it keeps them.
+func (n *known) owners(dst []int, lay *layout, head cache.Key, copies int) []int {
+	if n == nil {
+		return placement.Owners(dst, lay.bids, head, copies)
+	}
+	at := &n.owned[hashOf(&head)>>56]
+	o := at.Load()
+	if o == nil || o.lay != lay || o.head != head || o.copies != copies {
+		o = &owned{lay, head, copies, placement.Owners(nil, lay.bids, head, copies)}
+		at.Store(o)
+	}
+	return append(dst, o.list...)
+}
+
+func hashOf(key *cache.Key) uint64 {
+	return (binary.LittleEndian.Uint64(key[:])*0x9e3779b97f4a7c15 ^
+		binary.LittleEndian.Uint64(key[8:])) * 0xbf58476d1ce4e5b9
 }
 
 func (n *known) find(key *cache.Key) (at *atomic.Uint64, hash uint64) {
-	hash = binary.LittleEndian.Uint64(key[:])*0x9e3779b97f4a7c15 ^
-		binary.LittleEndian.Uint64(key[8:])*0xbf58476d1ce4e5b9 | 1
-	return &n.onDisk[hash*0x94d049bb133111eb>>51], hash
+	hash = hashOf(key) | 1
+	return &n.onDisk[hash>>51], hash
 }
 
 // note takes in where a block is.

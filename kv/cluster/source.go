@@ -132,11 +132,15 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 			first = at
 		}
 	}
+	memo := s.known
+	if s.unchained { // there are too many segments
+		memo = nil
+	}
 	for k := 0; k < len(keys); {
 		head, at, end := s.segment(keys, k)
 		r := stretch{head: head, first: at, from: k, to: end, source: first, chosen: first >= 0,
-			bytes: s.known.bytes(keys[k:end]), found: [2]int{len(w.found)}}
-		w.holders(s.c, &r, keys[end-1], copies)
+			bytes: s.known.bytes(keys[k:end])}
+		w.holders(s.c, memo, &r, keys[end-1], copies)
 		w.runs = append(w.runs, r)
 		k = end
 	}
@@ -171,14 +175,37 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 
 // holders lists the nodes that have a run: first those that own it, then those that have told that
 // they have its last block.
-func (w *way) holders(c *Cluster, r *stretch, last cache.Key, copies int) {
-	w.found = placement.Owners(w.found, w.lay.bids, r.head, copies)
-	r.copies = len(w.found) - r.found[0]
-	r.found[1] = len(w.found)
+func (w *way) holders(c *Cluster, memo *known, r *stretch, last cache.Key, copies int) {
+	from := len(w.found)
+	w.found = memo.owners(w.found, w.lay, r.head, copies)
+	r.copies = len(w.found) - from
+	add := func(o int) {
+		if !slices.Contains(w.found[from:], o) {
+			w.found = append(w.found, o)
+		}
+	}
+	if hot := c.Owners(r.head); hot >= len(w.lay.bids) {
+		for o := range w.lay.bids {
+			if w.lay.bids[o].Weight > 0 {
+				add(o)
+			}
+		}
+	} else if hot > copies {
+		w.found = placement.Owners(w.found[:from], w.lay.bids, r.head, hot)
+	}
+	hot := len(w.found)
+	w.ids = c.digests.holders(w.ids[:0], last)
+	for _, id := range w.ids {
+		if o, is := w.lay.at[id]; is {
+			add(o)
+		}
+	}
+	r.told = len(w.found) - hot
+	r.found = [2]int{from, len(w.found)}
 }
 
-// choose returns the node that a run is asked of first, of those that have it: one that the call asks
-// anyway, unless that has much to do already, else the better one of two by draw. -1: none is
+// choose returns the node that a run is asked of first, of those that have it: one that the call
+// asks anyway, unless that has much to do already, else the better one of two by draw. -1: none is
 // reached.
 func (w *way) choose(found []int, bytes [2]uint64) int {
 	asked, others := -1, w.others[:0]

@@ -140,7 +140,7 @@ func TestCost(t *testing.T) {
 	for _, s := range sources {
 		require.Equal(t, u.ownerOf(at), s.Node)
 		require.Positive(t, s.Time)
-		require.LessOrEqual(t, s.Time, c.Time)
+		require.LessOrEqual(t, s.Time, 2*c.Time)
 		at += s.Blocks
 	}
 	require.Equal(t, chainKeys, at)

@@ -322,6 +322,8 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 	defer l.free()
 	defer w.free()
 	w.moves = s.known.bytes
+	slowest, bytes := w.slowest()
+	began := time.Now()
 	outcomes := make([]cache.Outcome, len(keys))
 	for k := range outcomes {
 		outcomes[k] = cache.Missing
@@ -345,9 +347,14 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 		return lacks, err
 	})
 	if err != nil {
-		err = fmt.Errorf("load: %w", err)
+		return outcomes, fmt.Errorf("load: %w", err)
 	}
-	return outcomes, err
+	if slowest > 0 && !slices.ContainsFunc(outcomes,
+		func(o cache.Outcome) bool { return o != cache.Done }) {
+		more := float64(time.Since(began)) / float64(slowest)
+		s.c.wholes.add(bytes, time.Duration(min(more, 100)*float64(even)))
+	}
+	return outcomes, nil
 }
 
 // loaded has the estimates count a Load of a node that has ended, or was late.
