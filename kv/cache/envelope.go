@@ -59,26 +59,9 @@ const actionVersion = "1.0"
 // ttl_seconds. Actions are independent: one that is unknown, or no good, is told by its outcome.
 // The error is of data that is no envelope, or one of more than 4 MiB or about 64 Ki hashes.
 func (n *Namespace) HintEnvelope(data []byte) ([]ActionOutcome, error) {
-	// Look at what it would take to parse it first: a value of two bytes takes a hundred then.
-	values := bytes.Count(data, []byte(","))
-	if len(data) > envelopeMax || values > valuesMax {
-		return nil, fmt.Errorf("an envelope of %d bytes and %d values, at most %d and %d: %w",
-			len(data), values, envelopeMax, valuesMax, engine.ErrBounds)
-	}
-	var e struct { // protocol_version and message_id are the sender's: each action has its own
-		Actions []struct {
-			ID      string          `json:"action_id"`
-			Type    string          `json:"action_type"`
-			Version string          `json:"action_version"`
-			Payload json.RawMessage `json:"payload"`
-		} `json:"actions"`
-	}
-	if err := json.Unmarshal(data, &e); err != nil {
-		return nil, fmt.Errorf("hints: %w: %w", engine.ErrCorrupt, inWords(err))
-	}
-	if len(e.Actions) > actionsMax {
-		return nil, fmt.Errorf("an envelope of %d actions, at most %d: %w", len(e.Actions),
-			actionsMax, engine.ErrBounds)
+	e, err := readEnvelope(data)
+	if err != nil {
+		return nil, err
 	}
 	list := make([]ActionOutcome, len(e.Actions))
 	for k, a := range e.Actions {
@@ -105,6 +88,65 @@ func (n *Namespace) HintEnvelope(data []byte) ([]ActionOutcome, error) {
 	return list, nil
 }
 
+// envelope is what is read of a KvHintsEnvelope: protocol_version and message_id are the sender's,
+// as each action has its own.
+type envelope struct {
+	Actions []struct {
+		ID      string          `json:"action_id"`
+		Type    string          `json:"action_type"`
+		Version string          `json:"action_version"`
+		Payload json.RawMessage `json:"payload"`
+	} `json:"actions"`
+}
+
+func readEnvelope(data []byte) (e envelope, err error) {
+	// Look at what it would take to parse it first: a value of two bytes takes a hundred then.
+	values := bytes.Count(data, []byte(","))
+	if len(data) > envelopeMax || values > valuesMax {
+		return e, fmt.Errorf("an envelope of %d bytes and %d values, at most %d and %d: %w",
+			len(data), values, envelopeMax, valuesMax, engine.ErrBounds)
+	}
+	if err := json.Unmarshal(data, &e); err != nil {
+		return e, fmt.Errorf("hints: %w: %w", engine.ErrCorrupt, inWords(err))
+	}
+	if len(e.Actions) > actionsMax {
+		return e, fmt.Errorf("an envelope of %d actions, at most %d: %w", len(e.Actions),
+			actionsMax, engine.ErrBounds)
+	}
+	return e, nil
+}
+
+// Fetch is what a router says of a source: that it has blocks.
+type Fetch struct {
+	Source string // source_control_endpoint, such as tcp://HOST:PORT
+	Keys   []Key
+}
+
+// Fetches lists what the kv.fetch of an envelope say. One that is no good says nothing here:
+// HintEnvelope tells why.
+func Fetches(data []byte) (list []Fetch) {
+	e, _ := readEnvelope(data)
+	for _, a := range e.Actions {
+		var p struct {
+			Source string      `json:"source_control_endpoint"`
+			Hashes []blockHash `json:"block_hashes"`
+		}
+		if a.Type == "kv.fetch" && a.Version == actionVersion &&
+			json.Unmarshal(a.Payload, &p) == nil && p.Source != "" {
+			list = append(list, Fetch{p.Source, hashKeys(p.Hashes)})
+		}
+	}
+	return list
+}
+
+func hashKeys(hashes []blockHash) []Key {
+	keys := make([]Key, len(hashes))
+	for k := range keys {
+		keys[k] = Key(hashes[k])
+	}
+	return keys
+}
+
 func (n *Namespace) act(kind HintKind, payload []byte) (HintResult, error) {
 	var p struct {
 		Hashes []blockHash `json:"block_hashes"`
@@ -124,11 +166,7 @@ func (n *Namespace) act(kind HintKind, payload []byte) (HintResult, error) {
 		}
 		h.For = time.Duration(p.TTL * float64(time.Second))
 	}
-	keys := make([]Key, len(p.Hashes))
-	for k := range keys {
-		keys[k] = Key(p.Hashes[k])
-	}
-	return n.Hint(keys, h)
+	return n.Hint(hashKeys(p.Hashes), h)
 }
 
 // inWords says what json.Unmarshal found without the names of types here.

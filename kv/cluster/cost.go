@@ -300,6 +300,26 @@ type known struct {
 	size   atomic.Uint64          // bytes of a block that was moved last
 	onDisk [1 << 13]atomic.Uint64 // hashes of blocks that Match has found on disks alone
 	owned  [1 << 8]atomic.Pointer[owned]
+	told   [1 << 11]atomic.Pointer[told] // by routers
+}
+
+// told is a node that has a block, as a router says.
+type told struct {
+	block cache.Key
+	node  uint64
+}
+
+// tell takes in what a router says.
+func (n *known) tell(block cache.Key, node uint64) {
+	n.told[hashOf(&block)>>53].Store(&told{block, node})
+}
+
+// holder appends the node that a router has told of for a block, if there is one.
+func (n *known) holder(dst []uint64, block cache.Key) []uint64 {
+	if t := n.told[hashOf(&block)>>53].Load(); t != nil && t.block == block {
+		dst = append(dst, t.node)
+	}
+	return dst
 }
 
 // owned is who owns a segment.

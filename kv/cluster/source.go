@@ -132,15 +132,11 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 			first = at
 		}
 	}
-	memo := s.known
-	if s.unchained { // there are too many segments
-		memo = nil
-	}
 	for k := 0; k < len(keys); {
 		head, at, end := s.segment(keys, k)
 		r := stretch{head: head, first: at, from: k, to: end, source: first, chosen: first >= 0,
 			bytes: s.known.bytes(keys[k:end])}
-		w.holders(s.c, memo, &r, keys[end-1], copies)
+		w.holders(s, &r, keys[end-1], copies)
 		w.runs = append(w.runs, r)
 		k = end
 	}
@@ -173,10 +169,13 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 	return w
 }
 
-// holders lists the nodes that have a run: first those that own it, then those that have told that
-// they have its last block.
-func (w *way) holders(c *Cluster, memo *known, r *stretch, last cache.Key, copies int) {
-	from := len(w.found)
+// holders lists the nodes that have a run: first those that own it, then those that have its last
+// block as they have told, or a router.
+func (w *way) holders(s *Space, r *stretch, last cache.Key, copies int) {
+	from, memo := len(w.found), s.known
+	if s.unchained { // there are too many segments
+		memo = nil
+	}
 	w.found = memo.owners(w.found, w.lay, r.head, copies)
 	r.copies = len(w.found) - from
 	add := func(o int) {
@@ -184,7 +183,7 @@ func (w *way) holders(c *Cluster, memo *known, r *stretch, last cache.Key, copie
 			w.found = append(w.found, o)
 		}
 	}
-	if hot := c.Owners(r.head); hot >= len(w.lay.bids) {
+	if hot := s.c.Owners(r.head); hot >= len(w.lay.bids) {
 		for o := range w.lay.bids {
 			if w.lay.bids[o].Weight > 0 {
 				add(o)
@@ -194,7 +193,7 @@ func (w *way) holders(c *Cluster, memo *known, r *stretch, last cache.Key, copie
 		w.found = placement.Owners(w.found[:from], w.lay.bids, r.head, hot)
 	}
 	hot := len(w.found)
-	w.ids = c.digests.holders(w.ids[:0], last)
+	w.ids = s.known.holder(s.c.digests.holders(w.ids[:0], last), last)
 	for _, id := range w.ids {
 		if o, is := w.lay.at[id]; is {
 			add(o)
@@ -230,11 +229,15 @@ func (w *way) choose(found []int, bytes [2]uint64) int {
 		took, _, _ := w.lay.nodes[o].expect(b)
 		return took
 	}
+	var soonest time.Duration
 	if asked >= 0 { // of all that a large read is asked of, the one that would be done first
+		soonest = finish(asked)
 		for _, o := range found {
-			if slices.Contains(w.asked, o) && w.lay.nodes[o].usable() != nil &&
-				finish(o) < finish(asked) {
-				asked = o
+			if o == asked || !slices.Contains(w.asked, o) || w.lay.nodes[o].usable() == nil {
+				continue
+			}
+			if took := finish(o); took < soonest {
+				asked, soonest = o, took
 			}
 		}
 	}
@@ -243,13 +246,15 @@ func (w *way) choose(found []int, bytes [2]uint64) int {
 	}
 	draw := rand.IntN(len(others))
 	one := others[draw]
+	took := finish(one)
 	if len(others) > 1 {
 		other := others[(draw+1+rand.IntN(len(others)-1))%len(others)]
-		if rand.IntN(tryWorse) > 0 && float64(finish(one)) > equalTo*float64(finish(other)) {
-			one = other
+		better := finish(other)
+		if rand.IntN(tryWorse) > 0 && float64(took) > equalTo*float64(better) {
+			one, took = other, better
 		}
 	}
-	if asked >= 0 && finish(asked) <= finish(one) {
+	if asked >= 0 && soonest <= took {
 		return asked
 	}
 	return one

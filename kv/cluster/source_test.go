@@ -303,7 +303,58 @@ func TestLiar(t *testing.T) {
 	require.InEpsilon(t, honest, took, 0.05)
 }
 
-// TestAsked: at most 2.1 nodes are asked for what a conversation hits.
+// tell has a node tell of segments that are hot, and of blocks.
+func (s *Space) tell(t *testing.T, node uint64, hot []placement.Hot, blocks ...cache.Key) {
+	t.Helper()
+	for d := range placement.NewJournal(node, 1).Snapshot(0, hot, slices.Values(blocks)) {
+		require.NoError(t, s.c.digests.apply(node, d.Append(nil)))
+	}
+}
+
+// TestTold: blocks are asked of those, too, that have told of them; where that is no longer so, or
+// the owner has not got them yet, of the other.
+func TestTold(t *testing.T) {
+	s := fake(t, 64, 2)
+	lay := s.c.layout.Load()
+	head, last := cache.Key{1}, cache.Key{2}
+	keys := []cache.Key{{9}, {8}, head, last} // a segment of two at the end
+	owners := placement.Owners(nil, lay.bids, head, 64)
+	s.tell(t, uint64(owners[40]), []placement.Hot{{Segment: head, Owners: 4}}, last)
+	asked := map[int]bool{}
+	for range 1000 {
+		w := s.way(lay, keys)
+		r := &w.runs[2]
+		asked[r.source] = true
+		turns := []int{}
+		for n := 0; w.nth(r, n) >= 0; n++ {
+			turns = append(turns, w.nth(r, n))
+		}
+		require.Subset(t, turns, []int{owners[0], owners[1], owners[40]})
+		require.LessOrEqual(t, len(turns), 4)
+		require.LessOrEqual(t, len(turns), w.tries)
+		w.free()
+	}
+	for _, o := range []int{owners[0], owners[1], owners[2], owners[3], owners[40]} {
+		require.True(t, asked[o], "node %d", o)
+	}
+	require.Len(t, asked, 5)
+
+	// A router says the same of another node.
+	lay.Nodes[owners[50]].Addresses = []string{"tcp:10.0.0.50:7000"}
+	for _, f := range cache.Fetches(fmt.Appendf(nil, `{"actions": [{"action_type": "kv.fetch",
+		"action_version": "1.0", "payload": {"block_hashes": ["%x"],
+		"source_control_endpoint": "tcp://10.0.0.50:7000"}}, {"action_type": "kv.fetch",
+		"action_version": "1.0", "payload": {"block_hashes": [1],
+		"source_control_endpoint": "tcp://10.0.0.51:7000"}}]}`, last)) {
+		s.heed(&f)
+	}
+	w := s.way(lay, keys)
+	defer w.free()
+	require.Contains(t, w.found[w.runs[2].found[0]:w.runs[2].found[1]], owners[50])
+}
+
+// TestAsked: at most 2.1 nodes are asked for what a conversation hits, once what all begin with has
+// copies.
 func TestAsked(t *testing.T) {
 	for _, n := range []int{8} {
 		s := fake(t, n, 1)
@@ -444,7 +495,7 @@ func BenchmarkCostError(b *testing.B) {
 	require.NoError(b, err)
 	sizes := []int{1, 2, 4, 8, 16, 24, 32, 48, chainKeys}
 	const each = 31
-	worst := 0.0
+	var offs []float64
 	for b.Loop() {
 		for range recentMax { // learn
 			for _, n := range sizes {
@@ -465,8 +516,10 @@ func BenchmarkCostError(b *testing.B) {
 			off := math.Abs(float64(expected.Time)/float64(took[each/2]) - 1)
 			b.Logf("%2d blocks: expected %v, median %v: off by %.0f %%", n, expected.Time,
 				took[each/2], 100*off)
-			worst = max(worst, off)
+			offs = append(offs, 100*off)
 		}
 	}
-	b.ReportMetric(100*worst, "%-off-p50")
+	slices.Sort(offs)
+	b.ReportMetric(offs[len(offs)/2], "%-off-p50")
+	b.ReportMetric(offs[len(offs)-1], "%-off-most")
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -625,10 +626,28 @@ func (s *Space) Hint(ctx context.Context, keys []cache.Key, h cache.Hint) (cache
 	return sum, refused
 }
 
+// heed takes in which node has blocks, as a router says.
+func (s *Space) heed(f *cache.Fetch) {
+	address, lay := strings.Replace(f.Source, "://", ":", 1), s.c.layout.Load()
+	k := slices.IndexFunc(lay.Nodes, func(n directory.Node) bool {
+		return n.Name == f.Source || slices.Contains(n.Addresses, address)
+	})
+	if k < 0 {
+		return
+	}
+	for _, key := range f.Keys {
+		s.known.tell(key, lay.nodes[k].id)
+	}
+}
+
 // HintEnvelope has all nodes heed an envelope of hints, as serve.Space.HintEnvelope does, since its
 // hashes are in no order, and sums what became of each action: a block of two copies is applied
-// twice. An error is one of all nodes.
+// twice. The source of a kv.fetch is taken as a node that has the blocks. An error is one of all
+// nodes.
 func (s *Space) HintEnvelope(ctx context.Context, data []byte) ([]cache.ActionOutcome, error) {
+	for _, f := range cache.Fetches(data) {
+		s.heed(&f)
+	}
 	l := s.c.limit(ctx)
 	defer l.free()
 	var mu sync.Mutex
