@@ -120,6 +120,17 @@ type part struct {
 	keys []cache.Key
 }
 
+// tell puts what became of the keys where it belongs, and returns the places of those that are to
+// be asked of another node.
+func (p *part) tell(outcomes, got []cache.Outcome) (lacks []int) {
+	for k, o := range got {
+		if outcomes[p.at[k]] = o; o != cache.Done {
+			lacks = append(lacks, p.at[k])
+		}
+	}
+	return lacks
+}
+
 // upTo lists the numbers of n keys.
 func upTo(n int) []int {
 	list := make([]int, n)
@@ -325,12 +336,9 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 	w.moves = s.known.bytes
 	slowest, bytes := w.slowest()
 	began := time.Now()
-	outcomes := make([]cache.Outcome, len(keys))
-	for k := range outcomes {
-		outcomes[k] = cache.Missing
-	}
+	outcomes := slices.Repeat([]cache.Outcome{cache.Missing}, len(keys))
 	var mu sync.Mutex
-	err = s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) (lacks []int, err error) {
+	err = s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) ([]int, error) {
 		got, err := s.moveOne(l, p, reg, &to, func(space *serve.Space, ctx context.Context,
 			keys []cache.Key, mine serve.Place) ([]cache.Outcome, error) {
 			began, busy := time.Now(), p.n.busy(1)
@@ -340,12 +348,7 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 		})
 		mu.Lock()
 		defer mu.Unlock()
-		for k, o := range got {
-			if outcomes[p.at[k]] = o; o != cache.Done {
-				lacks = append(lacks, p.at[k])
-			}
-		}
-		return lacks, err
+		return p.tell(outcomes, got), err
 	})
 	if err != nil {
 		return outcomes, fmt.Errorf("load: %w", err)
@@ -396,14 +399,11 @@ func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome
 	l, w := s.c.limit(ctx), s.way(s.c.layout.Load(), keys)
 	defer l.free()
 	defer w.free()
-	outcomes := make([]cache.Outcome, len(keys))
-	for k := range outcomes {
-		outcomes[k] = cache.Missing
-	}
+	outcomes := slices.Repeat([]cache.Outcome{cache.Missing}, len(keys))
 	var mu sync.Mutex
-	err := s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) (lacks []int, err error) {
+	err := s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) ([]int, error) {
 		var got []cache.Outcome
-		_, err = s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
+		_, err := s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
 			got, err = space.Prefetch(l.nodes, p.keys)
 			return err
 		})
@@ -412,12 +412,7 @@ func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		for k, o := range got {
-			if outcomes[p.at[k]] = o; o != cache.Done {
-				lacks = append(lacks, p.at[k])
-			}
-		}
-		return lacks, nil
+		return p.tell(outcomes, got), nil
 	})
 	return outcomes, err
 }
@@ -439,10 +434,7 @@ func (s *Space) Store(ctx context.Context, keys []cache.Key, from serve.Place) (
 	l, w := s.c.limit(ctx), s.way(s.c.layout.Load(), keys)
 	defer l.free()
 	defer w.free()
-	outcomes := make([]cache.Outcome, len(keys))
-	for k := range outcomes {
-		outcomes[k] = cache.Failed
-	}
+	outcomes := slices.Repeat([]cache.Outcome{cache.Failed}, len(keys))
 	rank := func(o cache.Outcome) int {
 		if r := slices.Index(storeRank[:], o); r >= 0 {
 			return r
