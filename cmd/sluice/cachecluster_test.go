@@ -77,7 +77,7 @@ func TestCluster(t *testing.T) {
 			node, isObject := n.(map[string]any)
 			require.True(t, isObject)
 			wantKeys(t, "a node", n, "name", "addresses", "weight", "generation", "load", "state",
-				"requests", "late", "failed", "lost", "report")
+				"requests", "late", "failed", "lost", "hedged", "report")
 			require.EqualValues(t, 1, node["weight"])
 			if node["state"] == "serving" {
 				serving++
