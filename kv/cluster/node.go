@@ -38,6 +38,7 @@ type node struct {
 
 	requests, late, failed, lost, hedged atomic.Uint64
 
+	doubts  atomic.Int64 // calls of suspect that run: others are asked, where they may be
 	running atomic.Int64 // requests of this process
 	told    atomic.Int64 // requests of all, as the directory says
 	usual   mean         // of how busy it was in the Loads of curves
@@ -308,9 +309,10 @@ func (c *conn) failedBy(err error, late bool) {
 	}()
 }
 
-// suspect looks whether a node that was late answers anything.
+// suspect waits until a node that was late has answered anything.
 func (c *conn) suspect() {
-	soon, cancel := context.WithTimeout(context.Background(), wordLimit)
+	defer c.n.doubts.Add(-1)
+	soon, cancel := context.WithTimeout(context.Background(), c.n.c.cfg.Limit)
 	defer cancel()
 	if err := c.Ping(soon); err != nil {
 		c.failedBy(err, soon.Err() != nil)

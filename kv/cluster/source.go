@@ -204,13 +204,15 @@ func (w *way) holders(s *Space, r *stretch, last cache.Key, copies int) {
 }
 
 // choose returns the node that a run is asked of first, of those that have it: one that the call
-// asks anyway, unless that has much to do already, else the better one of two by draw. -1: none is
-// reached.
+// asks anyway, unless that has much to do already, else the better one of two by draw. One that is
+// in doubt is the last. -1: none is reached.
 func (w *way) choose(found []int, bytes [2]uint64) int {
-	asked, others := -1, w.others[:0]
+	asked, doubted, others := -1, -1, w.others[:0]
 	for _, o := range found {
 		switch {
 		case w.lay.nodes[o].usable() == nil:
+		case w.lay.nodes[o].doubts.Load() > 0:
+			doubted = o
 		case !slices.Contains(w.asked, o):
 			others = append(others, o)
 		case asked < 0 || sum(w.bytes[o]) < sum(w.bytes[asked]):
@@ -218,7 +220,10 @@ func (w *way) choose(found []int, bytes [2]uint64) int {
 		}
 	}
 	w.others = others[:0]
-	if asked >= 0 && sum(w.bytes[asked]) < splitBytes || len(others) == 0 && asked < 0 {
+	switch {
+	case asked < 0 && len(others) == 0:
+		return doubted
+	case asked >= 0 && sum(w.bytes[asked]) < splitBytes:
 		return asked
 	}
 	finish := func(o int) time.Duration {
@@ -236,7 +241,7 @@ func (w *way) choose(found []int, bytes [2]uint64) int {
 			if o == asked || !slices.Contains(w.asked, o) || w.lay.nodes[o].usable() == nil {
 				continue
 			}
-			if took := finish(o); took < soonest {
+			if took := finish(o); took < soonest && w.lay.nodes[o].doubts.Load() == 0 {
 				asked, soonest = o, took
 			}
 		}
@@ -286,31 +291,35 @@ func (w *way) split(which []int, of func(r *stretch) int) (parts []*part) {
 }
 
 // inTurn asks nodes for some keys, all at once, and for what one lacks, or is late with, the node
-// that is next, after try others. An error of ask ends the call.
+// that is next, after try others. It returns what none had. An error of ask ends the call.
 func (s *Space) inTurn(l limits, w *way, which []int, try int,
-	ask func(l limits, p *part) (lacks []int, err error)) error {
+	ask func(l limits, p *part) (lacks []int, err error)) (lacks []int, err error) {
 	var mu sync.Mutex
 	var errs []error
 	var nodes sync.WaitGroup
-	for _, p := range w.split(which, func(r *stretch) int { return w.nth(r, try) }) {
+	before := func(r *stretch) int { return w.nth(r, try) }
+	for _, p := range w.split(which, before) {
 		nodes.Go(func() {
 			within := l.share(w.tries - try)
-			defer within.free()
 			stop := w.hedge(&within, p, try)
-			lacks, err := ask(within, p)
+			left, err := ask(within, p)
 			stop()
-			if err != nil {
-				err = fmt.Errorf("node %s: %w", p.n.name, err)
-			} else if len(lacks) > 0 && try+1 < w.tries {
-				err = s.inTurn(l, w, lacks, try+1, ask)
+			late := hedged(within)
+			within.free()
+			if err == nil && len(left) > 0 && try+1 < w.tries {
+				left, err = s.inTurn(l, w, left, try+1, ask)
+				if err == nil && len(left) > 0 && late { // it may have them, after all
+					left, err = ask(l, w.split(left, before)[0])
+				}
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			errs = append(errs, err)
+			errs, lacks = append(errs, err), append(lacks, left...)
 		})
 	}
 	nodes.Wait()
-	return errors.Join(errs...)
+	slices.Sort(lacks)
+	return lacks, errors.Join(errs...)
 }
 
 // errLate is why a request ends for which another node is asked.
@@ -331,7 +340,8 @@ func (w *way) hedge(l *limits, p *part, try int) (stop func()) {
 	})
 	next := w.nth(&w.runs[r], try+1)
 	_, late, measured := p.n.expect(w.moves(p.keys))
-	if !measured || next < 0 || w.lay.nodes[next].usable() == nil {
+	if !measured || next < 0 || w.lay.nodes[next].usable() == nil ||
+		w.lay.nodes[next].doubts.Load() > 0 {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancelCause(l.nodes)

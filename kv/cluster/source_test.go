@@ -147,7 +147,7 @@ func TestCost(t *testing.T) {
 	for _, s := range sources {
 		require.Equal(t, u.ownerOf(at), s.Node)
 		require.Positive(t, s.Time)
-		require.LessOrEqual(t, s.Time, 2*c.Time)
+		require.LessOrEqual(t, s.Time, 2*c.Time+time.Microsecond)
 		at += s.Blocks
 	}
 	require.Equal(t, chainKeys, at)
@@ -288,6 +288,23 @@ func TestLargeRead(t *testing.T) {
 			require.InDelta(t, 300<<20, b[0], 70<<20)
 		}
 	}
+}
+
+// TestDoubted: a node that was late is asked for nothing that another one has.
+func TestDoubted(t *testing.T) {
+	s := fake(t, 2, 2)
+	lay, keys := s.c.layout.Load(), []cache.Key{{1}}
+	lay.nodes[1].doubts.Add(1)
+	for range 100 {
+		w := s.way(lay, keys)
+		require.Zero(t, w.runs[0].source)
+		w.free()
+	}
+	lay.nodes[0].at.silent = true
+	w := s.way(lay, keys)
+	defer w.free()
+	require.Equal(t, 1, w.runs[0].source)
+	require.True(t, w.runs[0].chosen)
 }
 
 // TestLiar: what a node says of its load makes it look twice as fast or slow at most, and nothing

@@ -212,6 +212,7 @@ func (s *Space) ask(l limits, n *node, do func(at *conn, space *serve.Space) err
 	switch over := l.nodes.Err(); {
 	case err == nil:
 	case hedged(l):
+		n.doubts.Add(1)
 		go at.suspect()
 	case !errors.Is(over, context.Canceled): // by the caller
 		at.failedBy(err, over != nil)
@@ -242,7 +243,7 @@ func (s *Space) find(ctx context.Context, keys []cache.Key) (m cache.Match, at [
 	w.moves = func([]cache.Key) [2]uint64 { return [2]uint64{} }
 	m.Blocks, at = make([]cache.Found, len(keys)), make([]*node, len(keys))
 	var mu sync.Mutex
-	err = s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) (lacks []int, err error) {
+	_, err = s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) (lacks []int, err error) {
 		var found cache.Match
 		_, err = s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
 			began, busy := time.Now(), p.n.busy(1)
@@ -338,7 +339,7 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 	began := time.Now()
 	outcomes := slices.Repeat([]cache.Outcome{cache.Missing}, len(keys))
 	var mu sync.Mutex
-	err = s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) ([]int, error) {
+	lacks, err := s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) ([]int, error) {
 		got, err := s.moveOne(l, p, reg, &to, func(space *serve.Space, ctx context.Context,
 			keys []cache.Key, mine serve.Place) ([]cache.Outcome, error) {
 			began, busy := time.Now(), p.n.busy(1)
@@ -348,13 +349,15 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 		})
 		mu.Lock()
 		defer mu.Unlock()
+		if err != nil {
+			err = fmt.Errorf("node %s: %w", p.n.name, err)
+		}
 		return p.tell(outcomes, got), err
 	})
 	if err != nil {
 		return outcomes, fmt.Errorf("load: %w", err)
 	}
-	if slowest > 0 && !slices.ContainsFunc(outcomes,
-		func(o cache.Outcome) bool { return o != cache.Done }) {
+	if slowest > 0 && len(lacks) == 0 {
 		more := float64(time.Since(began)) / float64(slowest)
 		s.c.wholes.add(bytes, time.Duration(min(more, 100)*float64(even)))
 	}
@@ -401,7 +404,7 @@ func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome
 	defer w.free()
 	outcomes := slices.Repeat([]cache.Outcome{cache.Missing}, len(keys))
 	var mu sync.Mutex
-	err := s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) ([]int, error) {
+	_, err := s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) ([]int, error) {
 		var got []cache.Outcome
 		_, err := s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
 			got, err = space.Prefetch(l.nodes, p.keys)
