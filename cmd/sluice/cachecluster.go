@@ -100,6 +100,7 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 			said = true
 		}
 	}
+	defer m.sendCopies(ctx, d)() // which ends when no client looks for the node any more
 	defer func() {
 		soon, cancel := context.WithTimeout(context.Background(), leaveLimit)
 		defer cancel()
@@ -108,7 +109,6 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 		}
 	}()
 	m.say("node %s is in the cluster, at %s", node.Name, strings.Join(node.Addresses, ", "))
-	defer m.sendCopies(ctx, d)()
 
 	ticks := time.NewTicker(loadPause)
 	defer ticks.Stop()

@@ -62,11 +62,11 @@ func (m *Member) countRun(u *serve.Use, run serve.Segment, keys []cache.Key,
 			done++
 		}
 	}
+	if done == 0 && !slices.Contains(outcomes, cache.Known) {
+		return
+	}
 	s := m.segments[run.Head]
 	if s == nil {
-		if done == 0 && !slices.Contains(outcomes, cache.Known) {
-			return
-		}
 		_, first := placement.SegmentOf(int(run.First))
 		s = &segment{first: first}
 		m.segments[run.Head] = s
