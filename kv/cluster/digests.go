@@ -90,16 +90,6 @@ func (d *digests) forget(id uint64) {
 	}
 }
 
-// holders appends the nodes, by their identity, that have told that they have a block.
-func (d *digests) holders(dst []uint64, block cache.Key) []uint64 {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	if d.view == nil {
-		return dst
-	}
-	return d.view.Holders(dst, block)
-}
-
 // Owners returns how many owners nodes have announced for a segment, or 0.
 func (c *Cluster) Owners(segment cache.Key) int {
 	d := &c.digests

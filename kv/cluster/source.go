@@ -132,6 +132,7 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 			first = at
 		}
 	}
+	s.c.digests.mu.RLock()
 	for k := 0; k < len(keys); {
 		head, at, end := s.segment(keys, k)
 		r := stretch{head: head, first: at, from: k, to: end, source: first, chosen: first >= 0,
@@ -140,6 +141,7 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 		w.runs = append(w.runs, r)
 		k = end
 	}
+	s.c.digests.mu.RUnlock()
 	for _, several := range [2]bool{false, true} { // first those that one node has alone
 		for k := range w.runs {
 			r := &w.runs[k]
@@ -170,7 +172,7 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 }
 
 // holders lists the nodes that have a run: first those that own it, then those that have its last
-// block as they have told, or a router.
+// block as they have told, or a router. The caller holds the lock of the digests.
 func (w *way) holders(s *Space, r *stretch, last cache.Key, copies int) {
 	from, memo := len(w.found), s.known
 	if s.unchained { // there are too many segments
@@ -183,17 +185,20 @@ func (w *way) holders(s *Space, r *stretch, last cache.Key, copies int) {
 			w.found = append(w.found, o)
 		}
 	}
-	if hot := s.c.Owners(r.head); hot >= len(w.lay.bids) {
-		for o := range w.lay.bids {
-			if w.lay.bids[o].Weight > 0 {
-				add(o)
+	w.ids = s.known.holder(w.ids[:0], last)
+	if view := s.c.digests.view; view != nil {
+		if hot := view.Owners(r.head); hot >= len(w.lay.bids) {
+			for o := range w.lay.bids {
+				if w.lay.bids[o].Weight > 0 {
+					add(o)
+				}
 			}
+		} else if hot > copies {
+			w.found = placement.Owners(w.found[:from], w.lay.bids, r.head, hot)
 		}
-	} else if hot > copies {
-		w.found = placement.Owners(w.found[:from], w.lay.bids, r.head, hot)
+		w.ids = view.Holders(w.ids, last)
 	}
 	hot := len(w.found)
-	w.ids = s.known.holder(s.c.digests.holders(w.ids[:0], last), last)
 	for _, id := range w.ids {
 		if o, is := w.lay.at[id]; is {
 			add(o)
