@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -44,7 +45,7 @@ type Space struct {
 
 // Behind returns the namespace for calls about blocks that come behind others of their chain.
 func (s *Space) Behind(chain []cache.Key) *Space {
-	if len(chain) == 0 {
+	if len(chain) == 0 || s.unchained {
 		return s
 	}
 	b := new(*s)
@@ -253,6 +254,9 @@ func (s *Space) find(ctx context.Context, keys []cache.Key) (m cache.Match, at [
 			}
 			return err
 		})
+		if errors.Is(err, os.ErrPermission) { // by the lists of the namespace
+			return nil, fmt.Errorf("match: node %s: %w", p.n.name, err)
+		}
 		if err != nil {
 			return p.at, nil
 		}
@@ -413,9 +417,14 @@ func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome
 		if len(got) != len(p.keys) {
 			got = slices.Repeat([]cache.Outcome{missOf(l, err)}, len(p.keys))
 		}
+		if errors.Is(err, os.ErrPermission) {
+			err = fmt.Errorf("prefetch: node %s: %w", p.n.name, err)
+		} else {
+			err = nil // of the node
+		}
 		mu.Lock()
 		defer mu.Unlock()
-		return p.tell(outcomes, got), nil
+		return p.tell(outcomes, got), err
 	})
 	return outcomes, err
 }
@@ -519,7 +528,8 @@ func (s *Space) moveOne(l limits, p *part, reg *region, place *serve.Place, move
 		}
 		return outcomes, nil
 	}
-	if errors.Is(err, engine.ErrBounds) && !at.hasRevoked(revoked) { // the place, or the keys
+	if errors.Is(err, os.ErrPermission) || // by the lists of the namespace
+		errors.Is(err, engine.ErrBounds) && !at.hasRevoked(revoked) { // the place, or the keys
 		return outcomes, err
 	}
 	return outcomes, nil
