@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/seal"
 )
 
 // Tier is where a block lies.
@@ -42,6 +43,11 @@ type Config struct {
 	// Disks are the tier behind it, where there is one: what is stored goes there as well, and what
 	// had to leave the memory is read from there.
 	Disks []DiskConfig
+
+	// Seal encrypts what is on Disks: a file of before it was set, or unset, is made anew. A block
+	// takes seal.Overhead bytes more there, so a page where its length is a multiple of 4 KiB. Nil:
+	// it is plain, as Memory is in any case.
+	Seal *seal.Keys
 
 	// Blocks is how many blocks the cache can know: 68 bytes of the memory file each. Default: as
 	// many as the memory file has that is there, so that it stays of use when a disk is added; else
@@ -230,9 +236,13 @@ func (cfg *Config) complete() error {
 			err = cmp.Or(err, fmt.Errorf("disk %s is there twice", d.Path))
 		}
 		paths = append(paths, d.Path)
-		d.Extent = cmp.Or(d.Extent, m.Extent)
+		least := m.Extent
+		if d.seal = cfg.Seal; d.seal != nil {
+			least += granule
+		}
+		d.Extent = cmp.Or(d.Extent, least)
 		err = cmp.Or(err, fit("disk", d.Path, &d.Bytes, &d.Extent),
-			bounded("disk "+d.Path+": Extent", d.Extent, m.Extent, extentMax))
+			bounded("disk "+d.Path+": Extent", d.Extent, least, extentMax))
 		d.keepBlocks = d.Blocks == 0
 		d.Blocks = cmp.Or(d.Blocks, max(d.Bytes>>16, 16))
 		if d.SlowAfter <= 0 {

@@ -21,6 +21,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/files"
 	"github.com/sluicehq/sluice/internal/testpoint"
+	"github.com/sluicehq/sluice/kv/seal"
 )
 
 // DiskConfig is one file of the tier on disks.
@@ -44,14 +45,15 @@ type DiskConfig struct {
 	// is not used until one ends. Default 5 s.
 	SlowAfter time.Duration
 
-	keepBlocks bool // Blocks is a default: a file that is there keeps its own number
+	seal       *seal.Keys // of the Config
+	keepBlocks bool       // Blocks is a default: a file that is there keeps its own number
 }
 
 // The file of a disk, in little-endian:
 //
 //	0        header: magic, version, shape, id, CRC-32C
 //	2 KiB    what is left of the day's bytes, and when that was
-//	4 KiB    records of 64 bytes
+//	4 KiB    records of 64 bytes, or of 128 where they are sealed
 //	data     extents, at a multiple of 2 MiB: the page cache keeps records, and not blocks
 //
 // A record is written behind the bytes of its block, and is empty before they change. It has a CRC
@@ -60,8 +62,7 @@ const (
 	diskMagic   = "sluiceKD"
 	diskVersion = 2
 	atBudget    = 2 << 10
-	recordBytes = 64
-	recordUsed  = recordBytes - 4
+	recordBytes = 64 // of one that is not sealed
 )
 
 // record is what a disk knows of one block.
@@ -80,9 +81,11 @@ type disk struct {
 	number uint16
 	cfg    DiskConfig
 	f      *os.File
-	made   bool // there was no file
+	made   bool       // there was no file
+	seal   *seal.Keys // nil: what it has is plain
 	region *engine.Region
 	places *slots
+	stages chan *stage   // that are free
 	fresh  string        // why the content of the file was not used
 	jobs   chan *job     // for its writer
 	wake   chan struct{} // has records emptied
@@ -98,6 +101,7 @@ type disk struct {
 	health   health
 	emptying map[blockID]uint32 // records that a restart may find, of blocks that are not there
 	emptyErr error              // of the last try to empty them
+	lost     []*stage           // in which something may still move
 }
 
 // blockID names a block in all of the cache.
@@ -158,11 +162,14 @@ func openDisk(ctx context.Context, number int, cfg DiskConfig) (_ *disk, err err
 	if err != nil {
 		return nil, fmt.Errorf("open the file of a disk: %w", err)
 	}
-	d := &disk{number: uint16(number), cfg: cfg, f: f, made: made,
+	d := &disk{number: uint16(number), cfg: cfg, f: f, made: made, seal: cfg.seal,
 		header: header{magic: diskMagic, version: diskVersion, shape: shape{entries: cfg.Blocks,
 			extent: cfg.Extent, bytes: cfg.Bytes, kept: cfg.keepBlocks, grows: true,
 			table: headerBytes, each: recordBytes}},
 		jobs: make(chan *job, 1), wake: make(chan struct{}, 1), emptying: map[blockID]uint32{}}
+	if d.openStages(); d.seal != nil {
+		d.version, d.each = sealedVersion, sealedRecord
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("disk %s: %w", cfg.Path, err), d.close(true))
@@ -273,28 +280,35 @@ func (d *disk) sumOf(p []byte, n uint32) uint32 {
 	var place [20]byte
 	copy(place[:], d.id[:])
 	binary.LittleEndian.PutUint32(place[16:], n)
-	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, p[:recordUsed])
+	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, p[:d.each-4])
 }
 
 // attach calls visit with each record of the file, which says whether it takes the block.
 func (d *disk) attach(visit func(n uint32, r *record) bool) error {
-	p := make([]byte, 1<<20)
+	p, room := make([]byte, 1<<20), make([]byte, recordFields)
+	opened, unopened, why := 0, 0, error(nil)
 	for n := uint32(0); uint64(n) < d.entries; {
-		part := p[:min(uint64(len(p)), (d.entries-uint64(n))*recordBytes)]
-		if _, err := d.f.ReadAt(part, headerBytes+int64(n)*recordBytes); err != nil {
+		part := p[:min(uint64(len(p)), (d.entries-uint64(n))*d.each)]
+		if _, err := d.f.ReadAt(part, d.recordAt(n)); err != nil {
 			return err
 		}
-		for ; len(part) > 0; part, n = part[recordBytes:], n+1 {
+		for ; len(part) > 0; part, n = part[d.each:], n+1 {
 			d.where[n] = none
-			if binary.LittleEndian.Uint32(part[recordUsed:]) != d.sumOf(part, n) {
+			if binary.LittleEndian.Uint32(part[d.each-4:]) != d.sumOf(part, n) {
 				continue
 			}
-			r := record{key: Key(part[:16]), space: [16]byte(part[16:32]),
-				crc:   binary.LittleEndian.Uint32(part[32:]),
-				size:  binary.LittleEndian.Uint32(part[36:]),
-				place: binary.LittleEndian.Uint32(part[40:]),
-				at:    binary.LittleEndian.Uint32(part[44:])}
-			if r.size == 0 || !d.places.claim(r.place, granules(uint64(r.size)), 0) {
+			p, err := d.readRecord(n, part, room)
+			if err != nil { // by a key that has left the file: another record takes its place
+				unopened, why = unopened+1, err
+				continue
+			}
+			opened++
+			r := record{key: Key(p[:16]), space: [16]byte(p[16:32]),
+				crc:   binary.LittleEndian.Uint32(p[32:]),
+				size:  binary.LittleEndian.Uint32(p[36:]),
+				place: binary.LittleEndian.Uint32(p[40:]),
+				at:    binary.LittleEndian.Uint32(p[44:])}
+			if r.size == 0 || !d.places.claim(r.place, d.length(uint64(r.size)), 0) {
 				if err := d.empty(n); err != nil { // no Remove would
 					return err
 				}
@@ -308,6 +322,10 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 			}
 		}
 	}
+	if opened == 0 && unopened > 0 {
+		return d.unopened(unopened, why)
+	}
+	d.health.last = why
 	d.places.claimed()
 	d.free = d.free[:0] // those that were cleared above are in it
 	for n := len(d.where) - 1; n >= 0; n-- {
@@ -320,10 +338,12 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 
 // empty has no restart find a record.
 func (d *disk) empty(n uint32) error {
-	var empty [recordBytes]byte
-	_, err := d.f.WriteAt(empty[:], headerBytes+int64(n)*recordBytes)
+	_, err := d.f.WriteAt(make([]byte, d.each), d.recordAt(n))
 	return err
 }
+
+// recordAt is where in the file a record is.
+func (d *disk) recordAt(n uint32) int64 { return headerBytes + int64(n)*int64(d.each) }
 
 // mustEmpty notes a record that a restart may find, though it is not to. It is emptied before the
 // next job of the writer begins: so there is one of a block at most, and record and place may have
@@ -410,22 +430,19 @@ func (c *Cache) emptyAgain() {
 func (d *disk) reserve(size uint64, again bool) (place, n uint32, affords, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.budget.affords(time.Now(), costOf(size), again) {
+	if !d.budget.affords(time.Now(), d.costOf(size), again) {
 		return 0, 0, false, false
 	}
 	var one [1]uint32
-	if len(d.free) == 0 || d.places.reserve(granules(size), one[:]) == 0 {
+	if len(d.free) == 0 || d.places.reserve(d.length(size), one[:]) == 0 {
 		return 0, 0, true, false
 	}
-	d.budget.left -= float64(costOf(size))
+	d.budget.left -= float64(d.costOf(size))
 	n = d.free[len(d.free)-1]
 	d.free = d.free[:len(d.free)-1]
 	d.where[n] = one[0]
 	return one[0], n, true, true
 }
-
-// costOf is what a block takes of a budget: whole pages, and its record.
-func costOf(bytes uint64) uint64 { return uint64(granules(bytes))*granule + recordBytes }
 
 // release ends the use of a record and of its place.
 func (d *disk) release(n uint32) {
@@ -444,15 +461,18 @@ func (d *disk) placeOf(n uint32) uint32 {
 }
 
 func (d *disk) write(n uint32, r *record) error {
-	var p [recordBytes]byte
-	copy(p[:], r.key[:])
+	p := make([]byte, d.each)
+	copy(p, r.key[:])
 	copy(p[16:], r.space[:])
 	binary.LittleEndian.PutUint32(p[32:], r.crc)
 	binary.LittleEndian.PutUint32(p[36:], r.size)
 	binary.LittleEndian.PutUint32(p[40:], r.place)
 	binary.LittleEndian.PutUint32(p[44:], r.at)
-	binary.LittleEndian.PutUint32(p[recordUsed:], d.sumOf(p[:], n))
-	_, err := d.f.WriteAt(p[:], headerBytes+int64(n)*recordBytes)
+	if d.seal != nil {
+		d.seal.Seal(p[:0], p[:recordFields], d.about(n))
+	}
+	binary.LittleEndian.PutUint32(p[d.each-4:], d.sumOf(p, n))
+	_, err := d.f.WriteAt(p, d.recordAt(n))
 	return err
 }
 
@@ -538,6 +558,9 @@ func (d *disk) failedLocked(err error) {
 
 // close keeps the file, but one that Open has made and not opened.
 func (d *disk) close(failed bool) error {
+	if err := d.closeStages(); err != nil {
+		return err
+	}
 	if d.region != nil {
 		if err := d.region.Close(); err != nil {
 			return err
@@ -567,7 +590,7 @@ func (c *Cache) placeOn(d *disk, size uint32) (Place, error) {
 		return Place{}, err
 	}
 	remote, err := self.Remote(d.region.Name())
-	return Place{Peer: self, Remote: remote, Stride: granule, Run: uint64(size)}, err
+	return Place{Peer: self, Remote: remote, Stride: granule, Run: d.run(size)}, err
 }
 
 // adopt takes a block on a disk in, if no other disk has it, and memory none with other bytes.

@@ -32,6 +32,11 @@ func withDisk(path string, blocks int) func(*Config) {
 	}
 }
 
+// costOf is what a block takes of the budget of a disk that is not sealed.
+func costOf(bytes uint64) uint64 {
+	return (&disk{header: header{shape: shape{each: recordBytes}}}).costOf(bytes)
+}
+
 func ids(from, n uint64) []Key {
 	list := make([]uint64, n)
 	for k := range list {

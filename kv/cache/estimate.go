@@ -54,15 +54,18 @@ func (r *meanRate) orElse(assumed float64) (mean float64, measured bool) {
 	return assumed, false
 }
 
-// timedRead is finish of a read from a disk. One of a Prefetch, which waits behind those of Loads,
-// does not measure the disk.
+// timedRead is finish of a read from a disk, and open of what it has brought. One of a Prefetch,
+// which waits behind those of Loads, does not measure the disk.
 func (c *Cache) timedRead(ctx context.Context, d *disk, t *engine.Transfer, class engine.Class,
-	bytes uint64) (err error, proved bool) {
+	bytes uint64, open func() error) (err error, proved bool) {
 	p := &c.paces.paces[d.number]
 	p.waiting.Add(int64(bytes))
 	defer p.waiting.Add(-int64(bytes))
 	began := time.Now()
-	if err, proved = c.finish(ctx, t); err == nil && class == engine.SwapIn {
+	if err, proved = c.finish(ctx, t); err == nil {
+		err = open()
+	}
+	if err == nil && class == engine.SwapIn {
 		p.reads.add(bytes, time.Since(began))
 	}
 	return err, proved

@@ -75,7 +75,7 @@ func (c *Cache) spotOf(i uint32, t Tier) spot {
 		return spot{c.places, e.slot, granules(uint64(e.size))}
 	case t == Disk && e.record != none:
 		d := c.disks[e.disk]
-		return spot{d.places, d.placeOf(e.record), granules(uint64(e.size))}
+		return spot{d.places, d.placeOf(e.record), d.length(uint64(e.size))}
 	}
 	return spot{}
 }
@@ -162,9 +162,11 @@ func (c *Cache) evictLocked(s *shard, lane int, t Tier, useless bool, kept *kept
 	}
 	order, next := s.lanes[lane][t], uint32(none)
 	keep := func(i uint32) bool {
-		return c.keeps(i, t) || kept != nil && len(kept.list) > 0 &&
-			granules(uint64(c.index.entry(i).size)) != kept.length &&
-			slices.Contains(kept.list, c.spotOf(i, t).extent())
+		if c.keeps(i, t) || kept == nil || len(kept.list) == 0 {
+			return c.keeps(i, t)
+		}
+		at := c.spotOf(i, t)
+		return at.length != kept.length && slices.Contains(kept.list, at.extent())
 	}
 	if useless {
 		next = order.firstVictim(keep)

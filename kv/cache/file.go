@@ -107,6 +107,10 @@ func (h *header) check(f *os.File) (had uint64, why string, err error) {
 	same := s.extent == h.extent && (s.bytes == h.bytes || h.grows && s.bytes < h.bytes) &&
 		(s.entries == h.entries || h.kept)
 	switch {
+	case h.magic == diskMagic && h.version == diskVersion && u64(atVersion) == sealedVersion:
+		return 0, "its blocks are sealed, and no keys are given", nil
+	case h.magic == diskMagic && h.version == sealedVersion && u64(atVersion) == diskVersion:
+		return 0, "its blocks are not sealed, and keys are given", nil
 	case u64(atVersion) != h.version:
 		return 0, fmt.Sprintf("it has version %d, this program knows %d", u64(atVersion),
 			h.version), nil

@@ -37,8 +37,20 @@ const (
 )
 
 // killWays are the ways to the disk.
-var killWays = map[string]posix.Config{"ring": {Threads: 4},
+var killWays = map[string]posix.Config{"ring": {Threads: 4}, sealedWay: {Threads: 4},
 	"threads": {Threads: 4, Path: posix.PathThreads}}
+
+const sealedWay = "sealed"
+
+// killConfig is that of the cache of the child, and of those that go on.
+func killConfig(tb testing.TB, path, way string) func(*Config) {
+	return func(c *Config) {
+		withDisk(path+".disk", killOnDisk)(c)
+		if way == sealedWay {
+			sealed(tb, path, 1)(c)
+		}
+	}
+}
 
 // oddBytes is the length of a block that ends within a sector: posix writes its end another way.
 const oddBytes = blockBytes - 511
@@ -70,8 +82,8 @@ func (childTB) Errorf(format string, args ...any) {
 
 func storeForEver(path string) error {
 	tb := childTB{ctx: context.Background()}
-	n := openBy(tb, path, killBlocks, killWays[os.Getenv(wayVariable)],
-		withDisk(path+".disk", killOnDisk))
+	way := os.Getenv(wayVariable)
+	n := openBy(tb, path, killBlocks, killWays[way], killConfig(tb, path, way))
 	n.place.Run = oddBytes
 	times, err := strconv.Atoi(os.Getenv(timesVariable))
 	if err != nil {
@@ -172,7 +184,7 @@ func goesOn(t *testing.T, path, way string, booted bool, first, last uint64,
 	if booted {
 		require.NoError(t, os.Remove(path))
 	}
-	n := openBy(t, path, killBlocks, killWays[way], withDisk(path+".disk", killOnDisk))
+	n := openBy(t, path, killBlocks, killWays[way], killConfig(t, path, way))
 	n.place.Run = oddBytes
 	require.Empty(t, n.Attached().Fresh+n.Stats().Disks[0].Fresh)
 	var ids []uint64

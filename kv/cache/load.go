@@ -11,6 +11,7 @@ import (
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/testpoint"
+	"github.com/sluicehq/sluice/kv/seal"
 )
 
 // batchBytes is how much one transfer moves.
@@ -249,7 +250,11 @@ func (n *Namespace) pin(op *Op, keys []Key, held []uint32, begin, end int, size 
 // batchOf is how many blocks one transfer moves. Two are under way at a time, of which neither may
 // take more than a part of the memory for what comes from a disk.
 func (c *Cache) batchOf(size uint32) int {
-	return int(max(1, min(batchBytes, c.cfg.Memory.Bytes/8)/uint64(size)))
+	each := uint64(size)
+	if c.cfg.Seal != nil { // as much as a stage takes
+		each = uint64(granules(each+seal.Overhead)) * granule
+	}
+	return int(max(1, min(batchBytes, c.cfg.Memory.Bytes/8)/each))
 }
 
 // batch is what one transfer of an operation moves.

@@ -202,7 +202,9 @@ func runModel(t *testing.T, seed uint64, limit time.Duration, steps int) {
 			open := func() *node {
 				n := openNode(t, path, 24, h.with(func(c *Config) {
 					withDisk(file, 32)(c)
-					c.Policy = p
+					if c.Policy = p; p == LRU {
+						sealed(t, file, 1)(c)
+					}
 				}))
 				require.NoError(t, n.ns.Set(options))
 				return n

@@ -125,6 +125,12 @@ func (p *Place) once() error {
 // ended. What waits for its turn by class does so no longer than ctx.
 func (c *Cache) move(ctx context.Context, class engine.Class, op engine.Op, slots, theirs []uint32,
 	p *Place, route engine.Route) (*engine.Transfer, error) {
+	return c.moveAt(ctx, c.region, class, op, slots, theirs, p, route)
+}
+
+// moveAt is move for slots of another memory of this process.
+func (c *Cache) moveAt(ctx context.Context, local *engine.Region, class engine.Class, op engine.Op,
+	slots, theirs []uint32, p *Place, route engine.Route) (*engine.Transfer, error) {
 	t, err := c.cfg.Engine.NewTransfer(p.Peer, op, route)
 	if err != nil {
 		return nil, err
@@ -141,7 +147,7 @@ func (c *Cache) move(ctx context.Context, class engine.Class, op engine.Op, slot
 	}
 	deadline, _ := ctx.Deadline()
 	if err = t.Schedule(class, deadline); err == nil {
-		err = t.AddPattern(c.region, p.Remote, pattern)
+		err = t.AddPattern(local, p.Remote, pattern)
 	}
 	if err == nil {
 		err = t.Post()

@@ -133,7 +133,7 @@ func (c *Cache) plan(list []diskWrite) (rest []diskWrite) {
 // unplan ends a job that has not begun: nothing of it was written.
 func (c *Cache) unplan(d *disk, j *job) {
 	d.mu.Lock()
-	d.budget.left += float64(uint64(len(j.blocks)) * costOf(uint64(j.size)))
+	d.budget.left += float64(uint64(len(j.blocks)) * d.costOf(uint64(j.size)))
 	d.mu.Unlock()
 	for k, w := range j.blocks {
 		d.release(j.records[k])
@@ -152,11 +152,20 @@ func (c *Cache) swapOut(to *disk, j *job) {
 	// The bytes first.
 	ctx, cancel := context.WithTimeout(c.life, diskLimit)
 	defer cancel()
-	file, err := c.placeOn(to, j.size)
+	from, slots := c.region, j.slots
+	staged, sealed, err := c.takeStage(ctx, to, len(j.blocks), j.size)
+	if staged != nil {
+		from, slots = staged.region, sealed
+		err = c.sealTo(to, staged, slots, j)
+	}
+	var file Place
+	if err == nil {
+		file, err = c.placeOn(to, j.size)
+	}
 	var t *engine.Transfer
 	to.begins()
 	if err == nil {
-		t, err = c.move(ctx, engine.SwapOut, engine.Write, j.slots, j.places, &file,
+		t, err = c.moveAt(ctx, from, engine.SwapOut, engine.Write, slots, j.places, &file,
 			engine.Route{Durable: to.cfg.Durable})
 	}
 	proved := true
@@ -168,6 +177,7 @@ func (c *Cache) swapOut(to *disk, j *job) {
 		to.failed(err)
 		c.keep(t, func(proved bool) {
 			to.ends(err, false)
+			to.giveStage(staged, proved)
 			if proved {
 				for k := range j.blocks {
 					to.release(j.records[k])
@@ -179,6 +189,7 @@ func (c *Cache) swapOut(to *disk, j *job) {
 		}
 		return
 	}
+	to.giveStage(staged, true)
 	testpoint.At("cache: on disk")
 
 	// Then the records, and what says where the blocks are.
@@ -273,7 +284,7 @@ func (c *Cache) diskRoom(i uint32, on *disk) (d *disk, place, record uint32, ok 
 			first = k
 		}
 	}
-	kept := keptExtents{length: granules(size)}
+	kept := keptExtents{length: c.disks[first].length(size)}
 	for range 4 * len(c.disks) {
 		able := false
 		for k := range c.disks {
@@ -338,11 +349,12 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 		news := c.coming()
 		// Those on one disk, but for what was removed since.
 		d := c.disks[x.entry(held[mine[0]]).disk]
-		var batch, places, rest []uint32
+		var batch, places, records, rest []uint32
 		for _, k := range mine {
-			switch at, ok := c.placeOnDisk(held[k], d); {
+			switch at, record, ok := c.placeOnDisk(held[k], d); {
 			case ok:
 				batch, places = append(batch, k), append(places, at)
+				records = append(records, record)
 			case c.disks[x.entry(held[k]).disk] == d:
 				op.outcomes[k] = Undone
 				c.notRead(held, []uint32{k})
@@ -351,7 +363,7 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 			}
 		}
 		mine = rest
-		short := c.readFrom(ctx, d, op, held, batch, places, size)
+		short := c.readFrom(ctx, d, op, held, batch, places, records, size)
 		if len(short) < len(batch) || len(batch) == 0 {
 			c.arrived()
 		}
@@ -398,8 +410,8 @@ func (c *Cache) swapIn(ctx context.Context, op *Op, held []uint32, begin, end in
 }
 
 // readFrom reads blocks from their places on a disk. It returns those for which there is no room.
-func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, places []uint32,
-	size uint32) (short []uint32) {
+func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, places,
+	records []uint32, size uint32) (short []uint32) {
 	x := c.index
 	if len(batch) == 0 {
 		return nil
@@ -415,13 +427,28 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 	if err == nil {
 		err = d.unused()
 	}
+	to, at, open := c.region, slots, func() error { return nil }
+	var staged *stage
+	if err == nil {
+		var sealed []uint32
+		if staged, sealed, err = c.takeStage(ctx, d, n, size); staged != nil {
+			to, at = staged.region, sealed
+			list := make([]uint32, n)
+			for j, k := range batch {
+				list[j] = held[k]
+			}
+			open = func() error {
+				return c.openFrom(d, staged, sealed, slots, list, records, size)
+			}
+		}
+	}
 	var file Place
 	if err == nil {
 		file, err = c.placeOn(d, size)
 	}
 	var t *engine.Transfer
 	if err == nil {
-		t, err = c.move(ctx, op.class, engine.Read, slots, places, &file, engine.Route{})
+		t, err = c.moveAt(ctx, to, op.class, engine.Read, at, places, &file, engine.Route{})
 	}
 	if err == nil {
 		if op.class == engine.Prefetch { // Loads that wait for its blocks promote it
@@ -429,7 +456,8 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 			c.arrived()
 		}
 		d.begins()
-		if err, proved = c.timedRead(ctx, d, t, op.class, uint64(n)*uint64(size)); proved {
+		err, proved = c.timedRead(ctx, d, t, op.class, uint64(n)*uint64(size), open)
+		if proved {
 			d.ends(err, ctx.Err() == nil)
 		} else {
 			d.failed(err)
@@ -439,11 +467,13 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 		op.fail(ctx, fmt.Errorf("load: %w", err), batch)
 		c.notRead(held, batch)
 		if proved {
+			d.giveStage(staged, true)
 			c.places.giveBackAll(slots)
 			return short
 		}
 		c.keep(t, func(proved bool) {
 			d.ends(err, false)
+			d.giveStage(staged, proved)
 			if proved {
 				c.places.giveBackAll(slots)
 				c.freed()
@@ -451,6 +481,7 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 		})
 		return short
 	}
+	d.giveStage(staged, true)
 	for j, k := range batch {
 		i := held[k]
 		e := x.entry(i)
@@ -473,16 +504,16 @@ func (c *Cache) readFrom(ctx context.Context, d *disk, op *Op, held, batch, plac
 	return short
 }
 
-// placeOnDisk is where on a disk a block is, if it is.
-func (c *Cache) placeOnDisk(i uint32, d *disk) (place uint32, ok bool) {
+// placeOnDisk is where on a disk a block is, and the number of its record, if it is there.
+func (c *Cache) placeOnDisk(i uint32, d *disk) (place, record uint32, ok bool) {
 	s := c.index.shardFor(i)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := c.index.entry(i)
 	if e.record == none || c.disks[e.disk] != d {
-		return 0, false
+		return 0, 0, false
 	}
-	return d.placeOf(e.record), true
+	return d.placeOf(e.record), e.record, true
 }
 
 // leaveToOthers lets other operations read blocks. Their pins stay.
