@@ -4,6 +4,7 @@ package engine
 
 import (
 	"bytes"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,12 +32,14 @@ type Peer struct {
 	left    []*conn    // guarded by closing: those that it has not closed
 	mu      sync.Mutex // guards the fields below
 	origin  string     // the address that dialled this engine through Serve
-	known   *wire.Directory
-	remotes map[string]*Remote // that were asked for
-	ending  atomic.Bool        // Close was called
-	served  atomic.Bool        // it dialled us through Serve
-	ticket  *ticket            // that it shows; nil: made by plain Connect
-	number  uint64             // counts Peers
+	// what that has shown; nil: nothing
+	certificate *x509.Certificate
+	known       *wire.Directory
+	remotes     map[string]*Remote // that were asked for
+	ending      atomic.Bool        // Close was called
+	served      atomic.Bool        // it dialled us through Serve
+	ticket      *ticket            // that it shows; nil: made by plain Connect
+	number      uint64             // counts Peers
 
 	transfers atomic.Int64 // that are not closed
 	retired   atomic.Bool  // to be closed with the last of them

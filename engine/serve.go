@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -113,7 +114,7 @@ func (e *Engine) handshake(ctx context.Context, conn net.Conn, v *session.Visit)
 			break
 		}
 		p.mu.Lock()
-		p.origin = session.StreamFrom(secure)
+		p.origin, p.certificate = session.StreamFrom(secure), session.StreamCertificate(secure)
 		p.mu.Unlock()
 		p.served.Store(true)
 		if err = session.WriteFrame(secure, session.DescriptionFrame, nil); err != nil {
@@ -170,6 +171,14 @@ func (p *Peer) Origin() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.origin
+}
+
+// Certificate returns the certificate that the Peer has shown which dialled this engine through
+// Serve; it must not be changed. It is nil for other Peers, and where none was asked for.
+func (p *Peer) Certificate() *x509.Certificate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.certificate
 }
 
 // introduction is the description of one side of an exchange.

@@ -8,11 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"math/bits"
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -75,7 +75,8 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 		soon, cancel := context.WithTimeoutCause(ctx, reachLimit, errUnreached)
 		var err error
 		d, err = etcd.Open(soon, etcd.Config{Endpoints: m.cfg.cluster.etcd,
-			Prefix: m.cfg.cluster.prefix, Lease: m.cfg.cluster.lease})
+			Prefix: m.cfg.cluster.prefix, Lease: m.cfg.cluster.lease,
+			Identity: m.cfg.cluster.identity})
 		cancel()
 		switch {
 		case ctx.Err() != nil && d == nil:
@@ -116,7 +117,7 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 	for {
 		v, changed := d.View()
 		m.mu.Lock()
-		same := m.view != nil && maps.Equal(m.view.Namespaces, v.Namespaces)
+		same := m.view != nil && reflect.DeepEqual(m.view.Namespaces, v.Namespaces)
 		m.view = v
 		m.mu.Unlock()
 		if !same {
@@ -169,7 +170,11 @@ func (c *cacheConfig) weight() uint32 {
 // node is how the directory knows this server.
 func (c *cacheConfig) node(at []net.Listener) directory.Node {
 	n := directory.Node{Name: c.name, Certificate: c.cluster.certificate,
-		Addresses: c.cluster.addresses, Weight: c.weight()}
+		Addresses: c.cluster.addresses,
+		Weight:    uint32(max(1, min(c.cache.Memory.Bytes>>24, 1<<31)))}
+	if c.own != nil && n.Certificate == "" { // so that no other member answers in its place
+		n.Certificate = cmp.Or(append(c.own.Facts().Hosts, "")...)
+	}
 	if n.Addresses != nil {
 		return n
 	}

@@ -19,8 +19,10 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cache/serve"
 	"github.com/sluicehq/sluice/kv/directory"
 	"github.com/sluicehq/sluice/kv/directory/etcd"
 )
@@ -44,9 +46,12 @@ type cacheConfig struct {
 		etcd, addresses     []string
 		prefix, certificate string
 		lease               time.Duration
-		weight              int // less than 0: by the memory
-		bytesASecond        uint64
+
+		etcdCertificate, etcdKey, etcdAuthority string
+		identity                                *identity.Identity // of those files
 	}
+	seal string             // file of keys
+	own  *identity.Identity // of the engine
 
 	path, text string // of the file
 }
@@ -55,6 +60,8 @@ type cacheConfig struct {
 type cacheNamespace struct {
 	name    string
 	options cache.NamespaceOptions
+	access  serve.Access
+	salt    string // file
 }
 
 // setting is a key of a table, and where its value goes.
@@ -83,8 +90,9 @@ func (c *cacheConfig) settings(table string, nth int) []setting {
 		k := &c.cluster
 		return []setting{{"etcd", &k.etcd, 0, 0}, {"prefix", &k.prefix, 1, 255},
 			{"addresses", &k.addresses, 0, 0}, {"certificate", &k.certificate, 1, 255},
-			{"lease", &k.lease, 5e9, 3600e9}, {"weight", &k.weight, 0, 1 << 31},
-			{"bytes_a_second", &k.bytesASecond, 1, unbounded}}
+			{"etcd_certificate", &k.etcdCertificate, 1, 4096}, {"etcd_key", &k.etcdKey, 1, 4096},
+			{"etcd_authority", &k.etcdAuthority, 1, 4096},
+			{"lease", &k.lease, 5e9, 3600e9}}
 	case "events":
 		e := &c.events
 		return []setting{{"address", &e.address, 1, 255}, {"replay", &e.replay, 1, 255},
@@ -115,14 +123,16 @@ func (c *cacheConfig) settings(table string, nth int) []setting {
 			{"disk_quota", &o.Quota[1], 1, unbounded},
 			{"flow", flow, 0, 0}, {"ttl", &o.TTL, 1e9, unbounded},
 			{"hold_max", &o.HoldMax, 1, tierMax},
-			{"bytes_a_second", &o.BytesASecond, 1, unbounded}}
+			{"bytes_a_second", &o.BytesASecond, 1, unbounded},
+			{"readers", &n.access.Readers, 0, 0}, {"writers", &n.access.Writers, 0, 0},
+			{"salt", &n.salt, 1, 4096}}
 	default:
 		return []setting{{"name", &c.name, 1, 255}, {"socket", &c.socket, 1, 107},
 			{"metrics", &c.metrics, 1, 255}, {"listen", &c.listen, 0, 0},
 			{"backends", &c.backends, 0, 0}, {"plaintext", &c.plaintext, 0, 0},
 			{"start_timeout", &c.startTimeout, 1e6, unbounded},
 			{"drain_timeout", &c.drainTimeout, 1e6, unbounded},
-			{"policy", (*string)(&k.Policy), 1, 255},
+			{"policy", (*string)(&k.Policy), 1, 255}, {"seal", &c.seal, 1, 4096},
 			{"blocks", &k.Blocks, 1, blocksAll}, {"verify_first", &k.VerifyFirst, 0, 0},
 			{"compare_known", &k.CompareKnown, 0, 0},
 			{"operations", &k.OpsMax, 1, 1 << 20}, {"hold_max", &k.HoldMax, 1, tierMax}}
@@ -386,6 +396,7 @@ func (c *cacheConfig) check() (err error) {
 			"there is no [[disk]] to write to")
 		refuse(bad != nil, "namespace", n, "", "%w", bad)
 	}
+	c.checkSecure(refuse)
 	bad = c.cache.Check()
 	refuse(bad != nil, "memory", 0, "", "%w", bad)
 	return err

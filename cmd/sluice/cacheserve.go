@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/backends/tcp"
@@ -40,6 +42,7 @@ import (
 //	cacheserve.go   sluice cache serve: the process that has the cache, from its start to its end
 //	cacheconfig.go  the config of that process: its keys, their checks, errors by key and line
 //	cachemetrics.go what it tells Prometheus
+//	cachesecure.go  who may use which namespace, and the files of secrets
 //	cachecluster.go a node of a cluster, and the commands for a cluster
 //	cachecopies.go  what it sends to other nodes
 //	cacheclient.go  stat, ls, get and put, which ask the server of this host by its socket
@@ -129,6 +132,9 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
 
+	if err := cfg.readSecrets(); err != nil {
+		return err
+	}
 	e, err := cfg.openEngine(say)
 	if err != nil {
 		return err
@@ -174,7 +180,8 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	s, err := serve.New(serve.Config{Cache: c, Engine: e, Member: copies, Options: func(
 		name string) cache.NamespaceOptions {
 		return member.options(now.Load(), name)
-	}})
+	}, Access: func(name string) serve.Access { return member.access(now.Load(), name) },
+		Log: slog.New(slog.NewTextHandler(stderr, nil))})
 	if err != nil {
 		return err
 	}
@@ -240,6 +247,9 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 		case <-reload:
 			changed, err := readCacheConfig(cfg.path) // of a node without a config: an error
 			if err == nil {
+				err = changed.readSecrets()
+			}
+			if err == nil {
 				now.Store(changed)
 				err = s.Reassign()
 			}
@@ -295,18 +305,24 @@ func servedLine(name string, at []net.Listener, a cache.Attached, s cache.Stats)
 // openEngine opens the engine with the backends of the config or, where it names none, with those
 // that its tiers and its listeners need. Its identity is that of the listeners.
 func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.Engine, error) {
+	told := rate.Sometimes{First: 8, Interval: time.Second} // who is refused may come at any rate
 	cfg := engine.Config{Name: c.name, Plaintext: c.plaintext,
 		OnRefused: func(from net.Addr, why error) {
 			if from.Network() != "unix" { // openListeners of another server hangs up there
-				say("refused %v: %v", from, why)
+				told.Do(func() { say("refused %v: %v", from, why) })
 			}
 		}}
 	if !c.unscheduled {
 		cfg.Schedule = &c.schedule
 	}
-	var err error
-	if cfg.Identity, err = c.openIdentity(); err != nil {
-		return nil, err
+	if id := c.identity; id.certificate != "" {
+		var err error
+		revoked := slices.DeleteFunc([]string{id.revoked}, func(s string) bool { return s == "" })
+		cfg.Identity, err = identity.FromFiles(id.certificate, id.key, id.authority, revoked...)
+		if err != nil {
+			return nil, c.wrong("identity", 0, "certificate", "%w", err)
+		}
+		c.own = cfg.Identity
 	}
 	specs := c.backends
 	if len(specs) == 0 {

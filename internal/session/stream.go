@@ -5,6 +5,7 @@ package session
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -62,14 +63,21 @@ func (p *StreamPolicy) Call(ctx context.Context, conn net.Conn, host string) (ne
 // serial number of its certificate if it has shown one.
 func StreamFrom(conn net.Conn) string {
 	text := conn.RemoteAddr().String()
-	if c, ok := conn.(*tls.Conn); ok {
-		if all := c.ConnectionState().PeerCertificates; len(all) > 0 {
-			shown := all[0]
-			text += fmt.Sprintf(" (certificate of %q, serial number %x)", shown.Subject.CommonName,
-				shown.SerialNumber)
-		}
+	if shown := StreamCertificate(conn); shown != nil {
+		text += fmt.Sprintf(" (certificate of %q, serial number %x)", shown.Subject.CommonName,
+			shown.SerialNumber)
 	}
 	return text
+}
+
+// StreamCertificate returns the certificate that the other end of a stream has shown; nil: none.
+func StreamCertificate(conn net.Conn) *x509.Certificate {
+	if c, ok := conn.(*tls.Conn); ok {
+		if all := c.ConnectionState().PeerCertificates; len(all) > 0 {
+			return all[0]
+		}
+	}
+	return nil
 }
 
 // CheckPlain returns an error unless the policy allows unencrypted streams.

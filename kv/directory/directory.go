@@ -27,6 +27,7 @@ const (
 	nameMax       = 255  // bytes of a name
 	addressesMax  = 8    // of a node
 	addressMax    = 512  // bytes of one
+	usersMax      = 64   // readers, and writers, of a namespace
 )
 
 // Directory is where the nodes of a cluster are known. Its methods may be called by any goroutine.
@@ -77,6 +78,9 @@ type Namespace struct {
 	MemoryQuota uint64 `json:"memory_quota,omitempty"` // bytes, on each node
 	DiskQuota   uint64 `json:"disk_quota,omitempty"`   // bytes, on each node
 	TTLSeconds  uint32 `json:"ttl_seconds,omitempty"`
+	// Readers and Writers are who may use it, see serve.Access: nil: everybody; empty: nobody.
+	Readers []string `json:"readers,omitempty"`
+	Writers []string `json:"writers,omitempty"`
 }
 
 // TTL returns TTLSeconds.
@@ -107,6 +111,20 @@ func (n Namespace) Check() error {
 	if n.Copies < 0 || n.Copies > CopiesMax || n.Priority < 0 || n.Priority > 7 {
 		return fmt.Errorf("%d copies, priority %d: want up to %d copies, and a priority from 0 to "+
 			"7: %w", n.Copies, n.Priority, CopiesMax, engine.ErrBounds)
+	}
+	return errors.Join(CheckUsers("readers", n.Readers), CheckUsers("writers", n.Writers))
+}
+
+// CheckUsers says what is wrong with a list of who may use a namespace.
+func CheckUsers(which string, list []string) error {
+	if len(list) > usersMax {
+		return fmt.Errorf("%d %s: want at most %d: %w", len(list), which, usersMax,
+			engine.ErrBounds)
+	}
+	for _, name := range list {
+		if err := checkName(name); err != nil {
+			return fmt.Errorf("%s: %w", which, err)
+		}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,7 +33,24 @@ type Member struct {
 
 // Start starts so many members, which end with the test. It does not wait until they answer. It
 // skips the test where the machine has no etcd.
-func Start(t *testing.T, n int) (members []*Member) {
+func Start(t *testing.T, n int) []*Member { return start(t, n, "http") }
+
+// StartSecure starts one member of https that asks clients for a certificate. files returns those
+// of the member, whose certificate must be for the host, and of the authority.
+func StartSecure(t *testing.T, files func(host string) (cert, key, authority string)) *Member {
+	t.Helper()
+	return start(t, 1, "https", func(m *Member) {
+		u, err := url.Parse(m.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, key, authority := files(u.Hostname())
+		m.args = append(m.args, "--cert-file", cert, "--key-file", key, "--trusted-ca-file",
+			authority, "--client-cert-auth")
+	})[0]
+}
+
+func start(t *testing.T, n int, scheme string, change ...func(*Member)) (members []*Member) {
 	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "etcd",
@@ -42,18 +60,18 @@ func Start(t *testing.T, n int) (members []*Member) {
 	// before the member does.
 	host := fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
 	var listeners []net.Listener
-	address := func() string {
+	address := func(scheme string) string {
 		l, err := net.Listen("tcp", host)
 		if err != nil {
 			t.Fatal(err)
 		}
 		listeners = append(listeners, l)
-		return "http://" + l.Addr().String()
+		return scheme + "://" + l.Addr().String()
 	}
 	var peers, all []string
 	for k := range n {
-		members = append(members, &Member{URL: address(), t: t, folder: t.TempDir()})
-		peers = append(peers, address())
+		members = append(members, &Member{URL: address(scheme), t: t, folder: t.TempDir()})
+		peers = append(peers, address("http"))
 		all = append(all, fmt.Sprintf("m%d=%s", k, peers[k]))
 	}
 	for _, l := range listeners { // all together, so that no two get one port
@@ -65,6 +83,9 @@ func Start(t *testing.T, n int) (members []*Member) {
 			"--initial-advertise-peer-urls", peers[k], "--listen-client-urls", m.URL,
 			"--advertise-client-urls", m.URL, "--initial-cluster", strings.Join(all, ","),
 			"--initial-cluster-state", "new", "--unsafe-no-fsync"}
+		for _, f := range change {
+			f(m)
+		}
 		t.Cleanup(m.Kill)
 		m.Start()
 	}

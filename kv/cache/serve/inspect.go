@@ -7,11 +7,9 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"os"
-	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
 )
 
@@ -118,9 +116,6 @@ func (s *Server) Report() Report {
 	r.Clients, r.Running = len(s.clients), s.count
 	return r
 }
-
-// OverUnixSocket reports whether a peer came over a Unix socket: it is of the server's user then.
-func OverUnixSocket(p *engine.Peer) bool { return !strings.Contains(p.Origin(), ":") }
 
 // blockText is a block, and what Explain says of it.
 type blockText struct {

@@ -44,11 +44,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math"
-	"os"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testpoint"
@@ -64,8 +67,14 @@ type Config struct {
 	// that opens one has it asked again. Nil: no quota, priority 0.
 	Options func(name string) cache.NamespaceOptions
 
-	// Member makes the server a node of a cluster; nil: it is none.
-	Member Member
+	// Access says who may use the namespaces of a name, when one is opened, and at each request
+	// from the next Reassign on. It is asked by "" for one that a disk alone has and nobody has
+	// named since. Nil: whoever the engine serves may use all.
+	Access func(name string) Access
+
+	// Log is told of refusals: of the first eight, then of one a second with the count of those
+	// since. Nil: nothing is.
+	Log *slog.Logger
 
 	// Inspect says which peers may ask for what is in the cache of all others; nil: those that come
 	// over a Unix socket.
@@ -89,6 +98,10 @@ type Server struct {
 	limit   time.Duration     // answerLimit
 	names   int               // namesMax
 	most    int               // bytesMax
+
+	turn    atomic.Uint64 // of Reassign, from 1
+	refused atomic.Int64  // requests, since the log was told
+	told    rate.Sometimes
 
 	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
 
@@ -129,9 +142,10 @@ type client struct {
 // space is a namespace that a client has open, until it has left it and its requests have ended.
 type space struct {
 	*cache.Namespace
-	named   *SpaceName // nil: it was found by its digest
-	opens   int        // for which no kindLeave has come
-	running int        // requests
+	opens   int // for which no kindLeave has come
+	running int // requests
+	has     rights
+	turn    uint64 // for which has holds; 0: none
 }
 
 // pin is what a client has pinned, and the number of its namespace.
@@ -156,8 +170,8 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
 		latency: map[kind]*latency{}, limit: answerLimit, names: namesMax,
-		most: bytesMax, open: map[[16]byte]int{}}
-	s.polling, s.endPolls = context.WithCancel(context.Background())
+		most: bytesMax, open: map[[16]byte]int{},
+		told: rate.Sometimes{First: 8, Interval: time.Second}}
 	for k := range measured {
 		s.latency[k] = &latency{}
 	}
@@ -374,9 +388,10 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 	case kindDigest:
 		return nil, s.refusePoll()
 	}
-	if what >= kindReport && !s.cfg.Inspect(c.peer) {
-		return nil, fmt.Errorf("what others have in the cache is told to those alone who come by "+
-			"its Unix socket: %w", os.ErrPermission)
+	if what >= kindReport {
+		if err := s.mayInspect(c, what); err != nil {
+			return nil, err
+		}
 	}
 	switch what {
 	case kindReport:
@@ -392,6 +407,9 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 		return nil, fmt.Errorf("namespace %d is none: %w", q.number, engine.ErrBounds)
 	}
 	defer s.leaveSpace(c, q.number, &n.running)
+	if err := s.mayDo(c, what, n); err != nil {
+		return nil, err
+	}
 	switch what {
 	case kindLeave:
 		s.leaveSpace(c, q.number, &n.opens)
@@ -487,9 +505,12 @@ func (s *Server) openSpace(c *client, p []byte) ([]byte, error) {
 		return nil, errGarbled
 	}
 	geometry, name := [32]byte(p), string(p[32:])
-	digest := cache.DigestOf(name, geometry)
-	named := &SpaceName{name, geometry, digest}
-	return s.addSpace(c, digest, named, func() (*cache.Namespace, error) {
+	salted, err := s.mayOpen(c, kindSpace, name, geometry)
+	if err != nil {
+		return nil, err
+	}
+	digest := cache.DigestOf(name, salted)
+	return s.addSpace(c, digest, func() (*cache.Namespace, error) {
 		o := cache.NamespaceOptions{}
 		if s.cfg.Options != nil {
 			o = s.cfg.Options(name)
@@ -499,7 +520,7 @@ func (s *Server) openSpace(c *client, p []byte) ([]byte, error) {
 			}
 			n.Close()
 		}
-		o.Geometry = geometry
+		o.Geometry = salted
 		return s.cfg.Cache.Namespace(name, o)
 	})
 }
@@ -509,7 +530,13 @@ func (s *Server) findSpace(c *client, p []byte) ([]byte, error) {
 	if len(p) != 16 {
 		return nil, errGarbled
 	}
-	return s.addSpace(c, [16]byte(p), nil, func() (*cache.Namespace, error) {
+	if n := s.cfg.Cache.Space([16]byte(p)); n != nil {
+		_, err := s.mayOpen(c, kindFind, n.Name(), [32]byte{})
+		if n.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return s.addSpace(c, [16]byte(p), func() (*cache.Namespace, error) {
 		if n := s.cfg.Cache.Space([16]byte(p)); n != nil {
 			return n, nil
 		}
@@ -683,8 +710,10 @@ func (s *Server) unpin(c *client, number uint16, held pin) {
 	}
 }
 
-// Reassign asks Config.Options anew for each namespace that the cache knows the name of.
+// Reassign asks Config.Options anew for each namespace that the cache knows the name of, and
+// Config.Access for each that a client has open, before the next request about it.
 func (s *Server) Reassign() error {
+	s.turn.Add(1)
 	if s.cfg.Options == nil {
 		return nil
 	}

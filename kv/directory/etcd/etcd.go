@@ -24,6 +24,7 @@
 package etcd
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -32,6 +33,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -39,6 +41,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/kv/directory"
 )
 
@@ -46,7 +49,10 @@ import (
 type Config struct {
 	Endpoints []string    // of the members: "http://10.0.0.1:2379"
 	TLS       *tls.Config // for endpoints of https; nil: the authorities of the host
-	Prefix    string      // of all keys; default "sluice"
+	// Identity is for endpoints of https that ask for a certificate, in place of TLS: both sides
+	// show one, and that of the endpoint must be for its host.
+	Identity *identity.Identity
+	Prefix   string // of all keys; default "sluice"
 
 	// Lease is how long a node that has died stays in the directory: from 5 s, the default, to an
 	// hour. Longer ones suit an etcd, or nodes, that may not answer for seconds.
@@ -59,6 +65,10 @@ func (cfg Config) prefix() string { return strings.Trim(cmp.Or(cfg.Prefix, "slui
 func (cfg Config) Check() error {
 	if err := checkEndpoints(cfg.Endpoints); err != nil {
 		return err
+	}
+	if cfg.Identity != nil && slices.ContainsFunc(cfg.Endpoints,
+		func(e string) bool { return strings.HasPrefix(e, "http:") }) {
+		return fmt.Errorf("etcd: with an identity all endpoints are of https: %w", engine.ErrBounds)
 	}
 	if p := cfg.prefix(); p == "" || len(p) > 255 {
 		return fmt.Errorf("etcd: prefix %q: want from 1 to 255 bytes: %w", cfg.Prefix,
@@ -101,7 +111,8 @@ type Directory struct {
 	gone    map[string]time.Time // keys that etcd has forgotten, and when the view does
 }
 
-// entry is what a key has: a node, a namespace, or why it is left out.
+// entry is what a key has: a node, a namespace, or why it is left out. A namespace that is no good,
+// and lists who may use it, is one that nobody may use.
 type entry struct {
 	node  directory.Node
 	space directory.Namespace
@@ -110,6 +121,12 @@ type entry struct {
 
 // read reads the value of a key.
 func (d *Directory) read(key string, value []byte) (e entry) {
+	defer func() {
+		if e.err != nil && (bytes.Contains(value, []byte(`"readers"`)) ||
+			bytes.Contains(value, []byte(`"writers"`))) {
+			e.space = directory.Namespace{Readers: []string{}, Writers: []string{}}
+		}
+	}()
 	if len(value) > valueMax {
 		return entry{err: fmt.Errorf("%d bytes, at most %d", len(value), valueMax)}
 	}
@@ -136,6 +153,21 @@ func Open(ctx context.Context, cfg Config) (*Directory, error) {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.TLSClientConfig, t.MaxResponseHeaderBytes = cfg.TLS, 64<<10
 	t.Proxy = nil // it would be asked for who is in the same cluster
+	if cfg.Identity != nil {
+		id := cfg.Identity.CheckHost()
+		t.DialTLSContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			plain, err := (&net.Dialer{}).DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			host, _, _ := net.SplitHostPort(address) // it was dialled
+			secure, err := id.Call(ctx, plain, host)
+			if err != nil {
+				return nil, errors.Join(err, plain.Close())
+			}
+			return secure, nil
+		}
+	}
 	life, stop := context.WithCancel(context.Background())
 	d := &Directory{c: &client{endpoints: slices.Clone(cfg.Endpoints),
 		http: &http.Client{Transport: t}},
@@ -367,6 +399,9 @@ func (d *Directory) show(trouble error) {
 		switch {
 		case e.err != nil:
 			refuse(key, e.err)
+			if isSpace && e.space.Readers != nil && len(v.Namespaces) < directory.NamespacesMax {
+				v.Namespaces[space] = e.space
+			}
 		case strings.HasPrefix(key, d.nodes):
 			if len(v.Nodes) == directory.NodesMax {
 				refuse(key, fmt.Errorf("there are %d nodes before it", len(v.Nodes)))
