@@ -17,7 +17,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/internal/testing/etcdtest"
+	"github.com/sluicehq/sluice/internal/testing/testkit"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 	"github.com/sluicehq/sluice/kv/directory"
 )
@@ -91,6 +93,25 @@ func TestSecretsOfConfig(t *testing.T) {
 		}
 		require.ErrorContains(t, err, c.want, c.text)
 	}
+}
+
+// TestNodeCertificate: a node lists the name in its certificate, unless its config has another one.
+func TestNodeCertificate(t *testing.T) {
+	authority, own, err := testkit.NewAuthority("cluster", time.Hour)
+	require.NoError(t, err)
+	pair, _, err := authority.Issue(testkit.Member{Name: "a", Hosts: []string{"a.cluster",
+		"127.0.0.1"}, Valid: time.Hour})
+	require.NoError(t, err)
+	cert, key, err := pair.Store(t.TempDir(), "a")
+	require.NoError(t, err)
+	cfg, err := parseCacheConfig("test", []byte(quickMemory))
+	require.NoError(t, err)
+	require.Empty(t, cfg.node(nil).Certificate)
+	cfg.own, err = identity.FromFiles(cert, key, secretFile(t, string(own.Cert), 0o600))
+	require.NoError(t, err)
+	require.Equal(t, "a.cluster", cfg.node(nil).Certificate)
+	cfg.cluster.certificate = "other"
+	require.Equal(t, "other", cfg.node(nil).Certificate)
 }
 
 // TestNothingSecretInEtcd: what a node has written to etcd is its description, while a client has

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,7 +24,7 @@ import (
 )
 
 // TestCertificates: over a network a node is reached where its certificate is for the name that the
-// directory has, and at none of its addresses otherwise.
+// directory has, and at none of its addresses otherwise; and there the lists of a namespace count.
 func TestCertificates(t *testing.T) {
 	authority, pair, err := testkit.NewAuthority("cluster", time.Hour)
 	require.NoError(t, err)
@@ -49,7 +50,13 @@ func TestCertificates(t *testing.T) {
 		Path: filepath.Join(t.TempDir(), "memory"), Bytes: 2 * chainKeys * blockBytes,
 		Extent: 8 * blockBytes}, Blocks: 2 * chainKeys})
 	require.NoError(t, err)
-	s, err := serve.New(serve.Config{Cache: c, Engine: e})
+	var closed atomic.Bool // to all
+	s, err := serve.New(serve.Config{Cache: c, Engine: e, Access: func(string) serve.Access {
+		if closed.Load() {
+			return serve.Access{Readers: []string{"a"}, Writers: []string{"a"}}
+		}
+		return serve.Access{}
+	}})
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -85,6 +92,22 @@ func TestCertificates(t *testing.T) {
 			u.Space, err = u.Namespace(t.Context(), "model"+certificate, [32]byte{1})
 			require.NoError(t, err)
 			u.store(t)
+			u.load(t, all)
+
+			// What the lists of the namespace refuse is an error, and no miss.
+			closed.Store(true)
+			require.NoError(t, s.Reassign())
+			_, err = u.Match(t.Context(), u.keys)
+			require.ErrorIs(t, err, os.ErrPermission)
+			_, err = u.Load(t.Context(), u.keys, place(u, 0, chainKeys))
+			require.ErrorIs(t, err, os.ErrPermission)
+			_, err = u.Store(t.Context(), u.keys, place(u, 0, chainKeys))
+			require.ErrorIs(t, err, os.ErrPermission)
+			require.ErrorIs(t, u.Remove(t.Context(), u.keys), os.ErrPermission)
+			_, err = u.Namespace(t.Context(), "other", [32]byte{1})
+			require.ErrorIs(t, err, os.ErrPermission)
+			closed.Store(false)
+			require.NoError(t, s.Reassign())
 			u.load(t, all)
 		} else {
 			require.Contains(t, u.Stats().Nodes[0].Why, "b.cluster")

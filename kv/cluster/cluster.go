@@ -26,6 +26,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -385,7 +386,7 @@ func (c *Cluster) Namespace(ctx context.Context, name string, geometry [32]byte)
 	nodes.Wait()
 	for _, err := range errs {
 		if errors.Is(err, engine.ErrBounds) || errors.Is(err, engine.ErrBusy) ||
-			errors.Is(err, cache.ErrNoRoom) {
+			errors.Is(err, cache.ErrNoRoom) || errors.Is(err, os.ErrPermission) {
 			return nil, err
 		}
 	}
