@@ -305,11 +305,12 @@ func servedLine(name string, at []net.Listener, a cache.Attached, s cache.Stats)
 // openEngine opens the engine with the backends of the config or, where it names none, with those
 // that its tiers and its listeners need. Its identity is that of the listeners.
 func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.Engine, error) {
-	told := rate.Sometimes{First: 8, Interval: time.Second} // who is refused may come at any rate
+	telling := rate.NewLimiter(1, 8) // who is refused may come at any rate
 	cfg := engine.Config{Name: c.name, Plaintext: c.plaintext,
 		OnRefused: func(from net.Addr, why error) {
-			if from.Network() != "unix" { // openListeners of another server hangs up there
-				told.Do(func() { say("refused %v: %v", from, why) })
+			// openListeners of another server hangs up at the Unix socket
+			if from.Network() != "unix" && telling.Allow() {
+				say("refused %v: %v", from, why)
 			}
 		}}
 	if !c.unscheduled {

@@ -131,11 +131,9 @@ func (s *Server) refuse(c *client, what kind, name, why string) error {
 		who = fmt.Sprintf("%q", names)
 	}
 	s.refused.Add(1)
-	if s.cfg.Log != nil {
-		s.told.Do(func() {
-			s.cfg.Log.Warn("refused", "request", what.String(), "namespace", name, "who", who,
-				"from", c.peer.Origin(), "engine", c.peer.Name(), "refusals", s.refused.Swap(0))
-		})
+	if s.cfg.Log != nil && s.telling.Allow() {
+		s.cfg.Log.Warn("refused", "request", what.String(), "namespace", name, "who", who,
+			"from", c.peer.Origin(), "engine", c.peer.Name(), "refusals", s.refused.Swap(0))
 	}
 	return fmt.Errorf("%v, namespace %q: %s %s: add a name of it there, or use a certificate that "+
 		"they name: %w", what, name, why, who, os.ErrPermission)

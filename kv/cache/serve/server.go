@@ -72,8 +72,8 @@ type Config struct {
 	// named since. Nil: whoever the engine serves may use all.
 	Access func(name string) Access
 
-	// Log is told of refusals: of the first eight, then of one a second with the count of those
-	// since. Nil: nothing is.
+	// Log is told of refusals: of up to eight at once, and of one a second, with the count of those
+	// since the last one. Nil: nothing is.
 	Log *slog.Logger
 
 	// Inspect says which peers may ask for what is in the cache of all others; nil: those that come
@@ -101,7 +101,7 @@ type Server struct {
 
 	turn    atomic.Uint64 // of Reassign, from 1
 	refused atomic.Int64  // requests, since the log was told
-	told    rate.Sometimes
+	telling *rate.Limiter
 
 	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
 
@@ -171,7 +171,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, clients: map[*engine.Peer]*client{}, started: time.Now(),
 		latency: map[kind]*latency{}, limit: answerLimit, names: namesMax,
 		most: bytesMax, open: map[[16]byte]int{},
-		told: rate.Sometimes{First: 8, Interval: time.Second}}
+		telling: rate.NewLimiter(1, 8)}
 	for k := range measured {
 		s.latency[k] = &latency{}
 	}
