@@ -156,6 +156,8 @@ func Open(ctx context.Context, cfg Config) (*Directory, error) {
 	if cfg.Identity != nil {
 		id := cfg.Identity.CheckHost()
 		t.DialTLSContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, callLimit) // it outlives the call it is for
+			defer cancel()
 			plain, err := (&net.Dialer{}).DialContext(ctx, network, address)
 			if err != nil {
 				return nil, err
