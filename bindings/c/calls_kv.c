@@ -66,6 +66,13 @@ int sluice_kv_namespace_close(sluice_kv_namespace space)
 	SLGO_CALL(slgoKVNamespaceClose, space);
 }
 
+int sluice_kv_chain(sluice_kv_namespace space, const struct sluice_kv_key *before, size_t count,
+		    sluice_kv_namespace *chain)
+{
+	SLGO_NEED(chain);
+	SLGO_CALL(slgoKVChain, space, (struct sluice_kv_key *)before, count, chain);
+}
+
 int sluice_kv_match(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		    int64_t timeout_ns, uint8_t *found, size_t *prefix)
 {
@@ -153,6 +160,39 @@ int sluice_kv_estimate(sluice_kv_namespace space, const struct sluice_kv_key *ke
 	if (code && code != SLUICE_ERR_VERSION)
 		return code;
 	SLGO_CALL(slgoKVEstimate, space, (struct sluice_kv_key *)keys, count, timeout_ns, estimate);
+}
+
+int sluice_kv_match_pinned(sluice_kv_namespace space, const struct sluice_kv_key *keys,
+			   size_t count, size_t chains, int64_t ttl_ns, int64_t timeout_ns,
+			   sluice_kv_token *token, size_t *prefix)
+{
+	SLGO_NEED(token);
+	SLGO_NEED(prefix);
+	SLGO_CALL(slgoKVMatchPinned, space, (struct sluice_kv_key *)keys, count, chains, ttl_ns,
+		  timeout_ns, token, prefix);
+}
+
+int sluice_kv_token_bytes(sluice_kv_token token, void *buffer, size_t capacity, size_t *length)
+{
+	SLGO_NEED(length);
+	SLGO_NEED(buffer || !capacity);
+	SLGO_CALL(slgoKVTokenBytes, token, buffer, capacity, length);
+}
+
+int sluice_kv_token_close(sluice_kv_token token) { SLGO_CALL(slgoKVTokenClose, token); }
+
+int sluice_kv_load_pinned(sluice_kv_namespace space, const void *token, size_t length, size_t chain,
+			  const struct sluice_kv_key *keys, size_t count,
+			  const struct sluice_kv_place *place, int64_t timeout_ns, sluice_kv_op *op)
+{
+	struct sluice_kv_place known = {0};
+	int code = slgo_copy(&known, sizeof known, SLGO_THROUGH(struct sluice_kv_place, slots),
+			     place, "sluice_kv_place");
+	if (code)
+		return code;
+	SLGO_NEED(op);
+	SLGO_CALL(slgoKVLoadPinned, space, (uint8_t *)token, length, chain,
+		  (struct sluice_kv_key *)keys, count, &known, timeout_ns, op);
 }
 
 int sluice_kv_op_fd(sluice_kv_op op, int *fd)

@@ -14,6 +14,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/cluster"
 	"github.com/sluicehq/sluice/kv/handoff"
 	"github.com/sluicehq/sluice/kv/layout"
 	"github.com/sluicehq/sluice/kv/ring"
@@ -39,7 +40,8 @@ var codes = []struct {
 	code C.int
 }{
 	{errArgument, C.SLUICE_ERR_ARGUMENT},
-	{engine.ErrUnproven, C.SLUICE_ERR_UNPROVEN}, // before its causes: bindings keep memory by it
+	{engine.ErrUnproven, C.SLUICE_ERR_UNPROVEN},  // before its causes: bindings keep memory by it
+	{cluster.ErrTokenLost, C.SLUICE_ERR_MISSING}, // before why: none of the blocks counts
 	{engine.ErrNoRoute, C.SLUICE_ERR_NO_ROUTE},
 	{engine.ErrUnavailable, C.SLUICE_ERR_UNAVAILABLE},
 	{engine.ErrRevoked, C.SLUICE_ERR_REVOKED},

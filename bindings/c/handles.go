@@ -43,6 +43,7 @@ const (
 	kindHandoffRequest
 	kindSparse
 	kindSparseStep
+	kindKVToken
 	kindRing
 	kindRingReader
 	kindRingView
@@ -51,7 +52,7 @@ const (
 var kindNames = [...]string{"", "an engine", "a memory", "a region", "a peer", "a remote",
 	"a transfer", "a lease", "a listener", "a cache", "a namespace", "an operation of a cache",
 	"a rank of a hand-over", "a request of a hand-over", "a pool",
-	"a step of a pool", "a ring", "a reader of a ring", "a view of a ring"}
+	"a step of a pool", "a token of a cache", "a ring", "a reader of a ring", "a view of a ring"}
 
 // table finds the objects of one kind by their handles. get takes two atomic loads and no lock.
 // Free slots are used again, the one that has been free for the longest time first.
@@ -183,6 +184,7 @@ var (
 	caches    = table[kv]{kind: kindKV}
 	spaces    = table[namespace]{kind: kindKVNamespace}
 	kvOps     = table[kvOp]{kind: kindKVOp}
+	tokens    = table[kvToken]{kind: kindKVToken}
 	handoffs  = table[groupRank]{kind: kindHandoff}
 	handed    = table[groupRequest]{kind: kindHandoffRequest}
 	pools     = table[sparsePool]{kind: kindSparse}

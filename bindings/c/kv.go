@@ -35,21 +35,22 @@ import (
 // The order of an operation: slgoKVMove reads the place; kv.start has it among those that run, if
 // the region is attached and fewer than opsMax run; its goroutine moves, takes it from them and
 // tells those that wait. A detach refuses further ones on the region at once. Of a cache of this
-// process it waits for those that run; of another one it revokes the lease, whatever the server
-// does.
+// process it waits for those that run; of others it revokes the leases, whatever the servers do.
 //
 // What ends: a cache ends its operations, by cache.Close or by the end of the connection, then its
 // handles are stale; an engine closes its caches first.
 //
 //	kv.go       options, open, dial, serve, close, regions
 //	kvop.go     namespaces, what is asked, operations
-//	kvspace.go  a namespace of this process, as serve.Space is one of another
+//	kvspace.go  namespaces of this process and of a cluster, as serve.Space is one of another
+//	kvserved.go caches of other processes: of one, and of the nodes of a cluster
+//	kvtoken.go  one answer for several ranks
 
-// kv is a cache that the program uses: of this process, or one of another that it has dialled.
+// kv is a cache that the program uses: of this process, or of others that it has dialled.
 type kv struct {
 	of     *openEngine
-	own    *cache.Cache  // nil: dialled
-	client *serve.Client // nil: own
+	own    *cache.Cache // nil: dialled
+	served served       // nil: own
 	handle atomic.Uint64
 	opsMax int
 
@@ -150,18 +151,15 @@ func slgoKVOpen(h C.uint64_t, options **C.char, timeout C.int64_t, out *C.uint64
 func slgoKVDial(h C.uint64_t, network, address *C.char, timeout C.int64_t, out *C.uint64_t,
 	f *C.struct_slgo_fault) C.int {
 	return calling(&engines, h, timeout, f, func(ctx context.Context, e *openEngine) error {
-		if err := checkNetwork(C.GoString(network)); err != nil {
-			return err
-		}
 		if err := e.inbox.reserve(); err != nil {
 			return err
 		}
-		c, err := serve.Dial(ctx, e.Engine, C.GoString(network), C.GoString(address))
+		s, err := e.dialKV(ctx, C.GoString(network), C.GoString(address))
 		if err != nil {
 			e.inbox.unreserve()
 			return err
 		}
-		return e.adoptKV(&kv{of: e, client: c, opsMax: kvOpsMax, reserved: true}, out)
+		return e.adoptKV(&kv{of: e, served: s, opsMax: kvOpsMax, reserved: true}, out)
 	})
 }
 
@@ -237,6 +235,7 @@ func (k *kv) close() error {
 		o.closeWake()
 	}
 	spaces.dropAll(func(s *namespace) bool { return s.of == k })
+	tokens.dropAll(func(t *kvToken) bool { return t.of == k })
 	caches.drop(k.handle.Load())
 	return nil
 }
@@ -247,7 +246,7 @@ func (k *kv) closeStore() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), kvCloseLimit)
 	defer cancel()
-	return k.client.Close(ctx)
+	return k.served.Close(ctx)
 }
 
 // closeCaches closes those of an engine that closes, whose handles are gone then.
@@ -265,8 +264,8 @@ func slgoKVStats(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.s
 	var stats any
 	code := calling(&caches, h, C.int64_t(kvStatsLimit), f, func(ctx context.Context,
 		k *kv) (err error) {
-		if k.client != nil {
-			stats, err = k.client.Report(ctx)
+		if k.served != nil {
+			stats, err = k.served.stats(ctx)
 			return err
 		}
 		a := k.own.Attached()
@@ -286,8 +285,8 @@ func slgoKVStats(h C.uint64_t, buffer *C.uint8_t, capacity C.size_t, length *C.s
 //export slgoKVDrain
 func slgoKVDrain(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	return calling(&caches, h, timeout, f, func(ctx context.Context, k *kv) error {
-		if k.client != nil {
-			return k.client.Drain(ctx)
+		if k.served != nil {
+			return k.served.Drain(ctx)
 		}
 		return k.own.Drain(ctx)
 	})
@@ -297,8 +296,8 @@ func slgoKVDrain(h C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int 
 func slgoKVAttach(h, region C.uint64_t, timeout C.int64_t, f *C.struct_slgo_fault) C.int {
 	return calling(&caches, h, timeout, f, func(ctx context.Context, k *kv) error {
 		r, err := k.region(region)
-		if err == nil && k.client != nil {
-			err = k.client.Attach(ctx, r)
+		if err == nil && k.served != nil {
+			err = k.served.Attach(ctx, r)
 		}
 		if err == nil {
 			k.mu.Lock()
@@ -330,8 +329,8 @@ func (k *kv) detach(ctx context.Context, r *engine.Region) error {
 		}
 	}
 	k.mu.Unlock()
-	if k.client != nil {
-		return k.client.Detach(ctx, r)
+	if k.served != nil {
+		return k.served.Detach(ctx, r)
 	}
 	for _, op := range running {
 		select {

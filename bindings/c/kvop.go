@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ type namespace struct {
 	of    *kv
 	name  spaceName
 	space kvSpace
+	root  *namespace // of sluice_kv_chain: that which it was made of
 
 	opens  int          // that were not closed; guarded by of.mu
 	using  sync.RWMutex // own: calls read-lock it, and the last close waits for them
@@ -141,7 +143,8 @@ func slgoKVNamespaceClose(h C.uint64_t, f *C.struct_slgo_fault) C.int {
 	})
 }
 
-// leave ends one open of a namespace. After the last one its handle is stale.
+// leave ends one open of a namespace. After the last one its handle is stale, and so are those that
+// sluice_kv_chain has made of it.
 func (n *namespace) leave(h uint64) (last bool, err error) {
 	k := n.of
 	k.mu.Lock()
@@ -151,7 +154,7 @@ func (n *namespace) leave(h uint64) (last bool, err error) {
 		return false, nil
 	}
 	for op := range k.running {
-		if op.space == n {
+		if op.space == n || op.space.root == n {
 			return false, fmt.Errorf("operations of the namespace run: wait for them: %w",
 				engine.ErrBusy)
 		}
@@ -159,8 +162,45 @@ func (n *namespace) leave(h uint64) (last bool, err error) {
 	if !spaces.drop(h) {
 		return false, &staleError{want: kindKVNamespace, handle: h}
 	}
+	if n.root != nil {
+		return false, nil
+	}
 	delete(k.spaces, n.name)
+	spaces.dropAll(func(s *namespace) bool { return s.root == n })
 	return true, nil
+}
+
+//export slgoKVChain
+func slgoKVChain(h C.uint64_t, list *C.struct_sluice_kv_key, count C.size_t, out *C.uint64_t,
+	f *C.struct_slgo_fault) C.int {
+	return withKeys(h, list, count, 0, f, func(_ context.Context, n *namespace,
+		keys []cache.Key) error {
+		handle, err := n.chain(uint64(h), keys)
+		if err == nil {
+			*out = C.uint64_t(handle)
+		}
+		return err
+	})
+}
+
+// chain returns a namespace for chains, or for what goes on behind these keys. Where a block is
+// depends on that in a cluster alone: of others it is the namespace itself, opened once more.
+func (n *namespace) chain(h uint64, before []cache.Key) (uint64, error) {
+	k := n.of
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, err := spaces.get(h); err != nil { // it was closed meanwhile
+		return 0, err
+	}
+	s, is := n.space.(clusterSpace)
+	if !is {
+		n.opens++
+		return h, nil
+	}
+	root := cmp.Or(n.root, n)
+	behind := s.chains.Behind(before)
+	return spaces.put(&namespace{of: k, name: n.name, root: root, opens: 1,
+		space: clusterSpace{Space: behind, chains: behind}})
 }
 
 func (k *kv) namespace(ctx context.Context, name string, o cache.NamespaceOptions) (kvSpace,
@@ -171,9 +211,9 @@ func (k *kv) namespace(ctx context.Context, name string, o cache.NamespaceOption
 	}
 	if (o != cache.NamespaceOptions{Geometry: o.Geometry}) {
 		return nil, argument("options of a namespace beside its geometry: of a cache that was " +
-			"dialled its server says them")
+			"dialled its server says them, of a cluster the directory")
 	}
-	return k.client.Namespace(ctx, name, o.Geometry)
+	return k.served.namespace(ctx, spaceName{name, o.Geometry})
 }
 
 // withKeys is calling for what keys of a namespace are asked about.

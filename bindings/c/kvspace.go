@@ -6,11 +6,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
+	"github.com/sluicehq/sluice/kv/cluster"
 )
 
 // kvSpace is a namespace of a cache: serve.Space is one.
@@ -99,4 +101,36 @@ func (s ownSpace) Close() error {
 func (s ownSpace) place(p serve.Place) cache.Place {
 	return cache.Place{Peer: s.peer, Remote: s.remote, Base: p.Base, Stride: p.Stride,
 		Slots: p.Slots, Run: p.Run, Loops: p.Loops}
+}
+
+// clusterSpace is one of a cluster: by keys, each of which has a place of its own, or by chains.
+type clusterSpace struct {
+	*cluster.Space
+	chains *cluster.Space
+}
+
+func notOfCluster(what string) error {
+	return fmt.Errorf("a cluster does not %s: dial one of its nodes for that: %w", what,
+		engine.ErrNotSupported)
+}
+
+func (clusterSpace) Blocks(context.Context, uint32) ([]cache.BlockInfo, uint32, error) {
+	return nil, 0, notOfCluster("list blocks")
+}
+
+func (clusterSpace) HintEnvelope(context.Context, []byte) ([]cache.ActionOutcome, error) {
+	return nil, notOfCluster("take envelopes of hints")
+}
+
+func (clusterSpace) Estimate(context.Context, []cache.Key) (cache.Estimate, error) {
+	return cache.Estimate{}, notOfCluster("estimate loads")
+}
+
+func (clusterSpace) Prefetch(context.Context, []cache.Key) ([]cache.Outcome, error) {
+	return nil, notOfCluster("read ahead")
+}
+
+// Replace could not have all copies of a block change at one moment.
+func (clusterSpace) Replace(context.Context, []cache.Key, serve.Place) ([]cache.Outcome, error) {
+	return nil, notOfCluster("replace blocks")
 }

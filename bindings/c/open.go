@@ -24,11 +24,12 @@ type openEngine struct {
 	handle uint64
 	gone   chan struct{} // closed as the engine begins to close
 
-	speaks  bool              // over networks, by certificates or in plain text
-	accepts chan *engine.Peer // unbuffered: the server of a peer waits for its acceptor
-	ended   endings
-	inbox   inbox
-	hearing hearing
+	speaks   bool               // over networks, by certificates or in plain text
+	identity *identity.Identity // nil: without certificates
+	accepts  chan *engine.Peer  // unbuffered: the server of a peer waits for its acceptor
+	ended    endings
+	inbox    inbox
+	hearing  hearing
 
 	mu    sync.Mutex // guards what follows
 	over  bool
@@ -45,6 +46,7 @@ func slgoOpen(c *C.struct_sluice_config, out *C.uint64_t, f *C.struct_slgo_fault
 		return answer(f, err)
 	}
 	cfg.OnPeer, e.speaks = e.welcome, cfg.Identity != nil || cfg.Plaintext
+	e.identity = cfg.Identity
 	if cfg.Backends, err = openBackends(c); err != nil {
 		return answer(f, err)
 	}

@@ -5,11 +5,18 @@
 package main
 
 import (
+	"context"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testing/etcdtest"
+	"github.com/sluicehq/sluice/kv/directory"
+	"github.com/sluicehq/sluice/kv/directory/etcd"
 )
 
 // sanitizers watch the program and what it hands over; the library itself is not built with them.
@@ -20,11 +27,30 @@ var sanitizers = []string{"-fsanitize=address,undefined", "-fno-sanitize-recover
 func TestPrograms(t *testing.T) {
 	for _, source := range []string{
 		"hello.c", "misuse.c", "fds.c", "endings.c", "threads.c", "forks.c", "raii.cpp",
-		"unproven.cpp", "exits.c", "kv.c", "handoff.c",
+		"unproven.cpp", "exits.c", "kv.c", "cluster.c", "handoff.c",
 		"ring.c", "sparse.c",
 	} {
 		t.Run(source, func(t *testing.T) { run(t, compile(t, source, sanitizers...)) })
 	}
+}
+
+// TestEtcd has the nodes of that program be those of an etcd, under a prefix of their own.
+func TestEtcd(t *testing.T) {
+	program := compile(t, "cluster.c", sanitizers...)
+	urls := etcdtest.URLs(etcdtest.Start(t, 1))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	d, err := etcd.Open(ctx, etcd.Config{Endpoints: urls, Prefix: "test", Lease: time.Minute})
+	require.NoError(t, err)
+	defer d.Close()
+	folder := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		m, err := d.Join(ctx, directory.Node{Name: name, Weight: 1,
+			Addresses: []string{"unix:" + filepath.Join(folder, name+".sock")}})
+		require.NoError(t, err)
+		defer func() { _ = m.Leave(ctx) }()
+	}
+	run(t, program, folder, "etcd", strings.Join(urls, ",")+"/test")
 }
 
 // TestSignals: the program loads the library after it has installed its handlers, which is

@@ -564,19 +564,20 @@ int sluice_lease_ended(sluice_lease lease, int *ended);
  */
 int sluice_lease_revoke(sluice_lease lease, int64_t timeout_ns);
 
-/* ---- the KV cache of one node ---- */
+/* ---- the KV cache ---- */
 
 /*
  * A cache keeps blocks of KV by keys of 16 bytes: in a file of memory that outlives the process,
  * and on disks behind it. docs/cache.md has what is promised. This process opens it
- * (sluice_kv_open), or uses that of another (sluice_kv_dial); the calls are the same, but where
- * they say otherwise.
+ * (sluice_kv_open), or uses that of another, or those of all nodes of a cluster (sluice_kv_dial);
+ * the calls are the same, but where they say otherwise.
  *
  * Each operation is one call for many keys, at most SLUICE_KV_KEYS_MAX.
  */
 typedef uint64_t sluice_kv;
 typedef uint64_t sluice_kv_namespace;
 typedef uint64_t sluice_kv_op;
+typedef uint64_t sluice_kv_token;
 
 enum { SLUICE_KV_KEYS_MAX = 65536 };
 
@@ -611,9 +612,19 @@ int sluice_kv_open(sluice_engine engine, const char *const *options, int64_t tim
 		   sluice_kv *kv);
 
 /*
- * Connects to a cache that another process serves, and tries again until the timeout, at most
- * connect_timeout_ns, while none serves there. The messages of the engine are the cache's until it
- * is closed: sluice_receive is SLUICE_ERR_BUSY, and so is this where a program receives.
+ * Connects to a cache that another process serves ("unix", "tcp"), and tries again until the
+ * timeout, at most connect_timeout_ns, while none serves there. The messages of the engine are the
+ * cache's until it is closed: sluice_receive is SLUICE_ERR_BUSY, and so is this where a program
+ * receives.
+ *
+ * Or to all nodes of a cluster (docs/cluster.md): those of a list ("nodes", with the address
+ * "a=unix:/PATH,b=tcp:HOST:PORT"), or of an etcd ("etcd", "http://HOST:PORT,http://HOST:PORT", and
+ * behind the last one "/PREFIX", where the nodes have another than sluice). It waits until one node
+ * is reached. Then what a node has that is not reached, silent or late is missing, and a store of
+ * it fails, without an error. No call of a cluster takes longer than a minute, whatever its timeout
+ * is, and a tcp node wants a backend for that. SLUICE_ERR_NOT_SUPPORTED: sluice_kv_drain,
+ * sluice_kv_list, sluice_kv_replace, sluice_kv_prefetch, sluice_kv_hint_envelope and
+ * sluice_kv_estimate.
  */
 int sluice_kv_dial(sluice_engine engine, const char *network, const char *address,
 		   int64_t timeout_ns, sluice_kv *kv);
@@ -633,7 +644,8 @@ int sluice_kv_close(sluice_kv kv);
 /*
  * Counters as JSON, as `sluice cache stat --json` has them; buffer as for sluice_stats. "attached"
  * says what sluice_kv_open found. Of one that was dialled the server has counted, which tells those
- * alone who have come by its Unix socket (SLUICE_ERR_SYSTEM), within 5 s (SLUICE_ERR_TIMEOUT).
+ * alone who have come by its Unix socket (SLUICE_ERR_SYSTEM), within 5 s (SLUICE_ERR_TIMEOUT). Of a
+ * cluster it is what this process has seen of each node ("nodes": "state", "why", "requests" ...).
  */
 int sluice_kv_stats(sluice_kv kv, void *buffer, size_t capacity, size_t *length);
 
@@ -693,6 +705,17 @@ int sluice_kv_namespace_open(sluice_kv kv, const struct sluice_kv_namespace_opti
  * it has not answered.
  */
 int sluice_kv_namespace_close(sluice_kv_namespace space);
+
+/*
+ * A cluster finds the nodes of a block by its key alone. A program that knows the chains of blocks
+ * may have it find them by chains, so that one is at few nodes: in the namespace that this makes
+ * the keys of a call are a chain from its first block on, or go on where before, count keys, ends.
+ * A block that was stored by its key is not found by its chain, nor the other way round. It ends
+ * with sluice_kv_namespace_close, or with the last one of space. Of a cache of one node it is space
+ * itself, opened once more.
+ */
+int sluice_kv_chain(sluice_kv_namespace space, const struct sluice_kv_key *before, size_t count,
+		    sluice_kv_namespace *chain);
 
 /* Where a block is, bits of sluice_kv_match: in both tiers, or stored at this moment. */
 enum { SLUICE_KV_IN_MEMORY = 1, SLUICE_KV_ON_DISK = 2, SLUICE_KV_COMING = 4 };
@@ -842,6 +865,32 @@ struct sluice_kv_estimate {
 /* What a load would take now. It moves nothing, and is no use of the blocks. */
 int sluice_kv_estimate(sluice_kv_namespace space, const struct sluice_kv_key *keys, size_t count,
 		       int64_t timeout_ns, struct sluice_kv_estimate *estimate);
+
+/*
+ * One answer of a cluster for several processes, as the ranks of a model, each of which has a chain
+ * of its own: how many blocks all of them have, from the first on, and at which nodes, where they
+ * are pinned for ttl_ns, from a second to an hour. keys has chains times count keys, at most
+ * SLUICE_KV_CHAINS_MAX chains. One process asks, and hands what sluice_kv_token_bytes gives to the
+ * others; each calls sluice_kv_load_pinned. Close the token once all have: that ends the pins.
+ */
+enum { SLUICE_KV_CHAINS_MAX = 1024 };
+int sluice_kv_match_pinned(sluice_kv_namespace space, const struct sluice_kv_key *keys,
+			   size_t count, size_t chains, int64_t ttl_ns, int64_t timeout_ns,
+			   sluice_kv_token *token, size_t *prefix);
+
+/* buffer as for sluice_stats; at most 4 MiB, of text that a program need not read. */
+int sluice_kv_token_bytes(sluice_kv_token token, void *buffer, size_t capacity, size_t *length);
+int sluice_kv_token_close(sluice_kv_token token);
+
+/*
+ * As sluice_kv_load, of a chain of a token, by its number: count is the prefix that was found.
+ * SLUICE_ERR_MISSING of sluice_kv_op_wait: not all blocks were loaded, so none counts, and a group
+ * has to agree that all its ranks miss. SLUICE_ERR_CORRUPT: these bytes are no token.
+ */
+int sluice_kv_load_pinned(sluice_kv_namespace space, const void *token, size_t length, size_t chain,
+			  const struct sluice_kv_key *keys, size_t count,
+			  const struct sluice_kv_place *place, int64_t timeout_ns,
+			  sluice_kv_op *op);
 
 /* ---- handing requests over between groups of ranks ---- */
 
