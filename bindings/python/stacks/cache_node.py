@@ -15,11 +15,15 @@ PATIENT = {"timeout": LIMIT, "lookup_timeout": LIMIT, "start_timeout": LIMIT}
 
 
 class Node:
-    """The cache of a folder, at its "socket". What it says of errors goes to the test's own."""
+    """The cache of a folder, at its "socket". What it says of errors goes to the test's own. A node
+    of a cluster has a name.
+    """
 
-    def __init__(self, folder: str, size: str = "64MiB") -> None:
+    def __init__(self, folder: str, size: str = "64MiB", name: str = "") -> None:
+        Path(folder).mkdir(exist_ok=True)
         self.address, self._config = f"unix:{folder}/socket", Path(folder, "cache.toml")
-        self._config.write_text(f'socket = "{folder}/socket"\n[memory]\n'
+        named = f'name = "{name}"\n' if name else ""
+        self._config.write_text(f'{named}socket = "{folder}/socket"\n[memory]\n'
                                 f'path = "{folder}/memory"\nbytes = "{size}"\n')
         self._child: Optional[subprocess.Popen[str]] = None
 
@@ -51,3 +55,15 @@ class Node:
             assert self._child.stdout is not None
             self._child.stdout.close()
             self._child = None
+
+
+class Cluster:
+    """Nodes "a" and "b"."""
+
+    def __init__(self, folder: str) -> None:
+        self.nodes = {name: Node(f"{folder}/{name}", name=name).start() for name in "ab"}
+        self.address = "nodes:" + ",".join(f"{k}={n.address}" for k, n in self.nodes.items())
+
+    def kill(self) -> None:
+        for node in self.nodes.values():
+            node.kill()

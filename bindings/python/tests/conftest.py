@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 import pytest
 import sluice
 from patience import LIMIT
+from sluice.cache import Cache
 from sluice.transfer import Op
 
 if TYPE_CHECKING:
@@ -137,6 +138,42 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
         for pipe in (child.stdin, child.stdout):
             if pipe:
                 pipe.close()
+
+
+class Nodes:
+    """Two nodes of a cluster, "a" and "b", and the address that names both."""
+
+    def __init__(self, folder: Path, start: Callable[..., "subprocess.Popen[str]"]) -> None:
+        self._start, self.folders = start, {name: folder / name for name in "ab"}
+        self.children = {}
+        for name, where in self.folders.items():
+            where.mkdir()
+            self.children[name] = self.started(name)
+        self.address = "nodes:" + ",".join(
+            f"{name}=unix:{where}/socket" for name, where in self.folders.items())
+
+    def started(self, name: str) -> "subprocess.Popen[str]":
+        child = self._start("cache_server.py", str(self.folders[name]), name)
+        assert child.stdout is not None and child.stdout.readline() == "serves\n"
+        return child
+
+    def kill(self, name: str) -> None:
+        self.children[name].kill()
+        self.children[name].wait()
+
+    def connect(self) -> Cache:
+        """Once both are reached."""
+        cache = Cache.connect(self.address, timeout=LIMIT)
+        self.wait(cache, "serving")
+        return cache
+
+    def wait(self, cache: Cache, *states: str) -> None:
+        until(lambda: {n["state"] for n in cache.stats()["nodes"]} == set(states))
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, start: Callable[..., "subprocess.Popen[str]"]) -> Nodes:
+    return Nodes(tmp_path, start)
 
 
 def stop(child: "subprocess.Popen[str]") -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Optional
 
 import pytest
-from conftest import HERE, LIMIT, MIB, until
+from conftest import HERE, LIMIT, MIB, Nodes, until
 from sluice import errors
 from sluice.cache import Cache, Outcome, key_of
 from sluice.mooncake import objects
@@ -104,6 +104,37 @@ def test_a_killed_cache_is_a_code_and_comes_back(start: Start, tmp_path: Path) -
     store = connect(tmp_path)  # names survive who stored them
     assert store.get_size("a") == 200_000 and store.remove_by_regex("^a$") == 1
     assert store.batch_is_exist(["a", "b"]) == [0, 1]
+    store.close()
+
+
+def test_a_node_of_a_cluster_that_loses_all(nodes: Nodes) -> None:
+    """An object of which it had a part is not there, and is stored anew. None has other bytes."""
+    store, values = MooncakeDistributedStore(), {
+        f"n{k}": random.Random(k).randbytes(200_000 if k % 4 == 0 else 1000) for k in range(24)}
+    where = json.dumps({"address": nodes.address, "timeout": LIMIT, "lookup_timeout": LIMIT,
+                        "start_timeout": LIMIT})
+    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", where) == 0
+
+    def all_there() -> None:
+        for name, value in values.items():
+            until(lambda: store.put(name, value) == 0)  # once both nodes are reached
+            assert store.get(name) == value
+
+    all_there()
+    assert store.batch_is_exist(list(values)) == [1] * len(values)
+    assert store.upsert("n1", b"x") == store.remove_all() == FAILED
+    assert store.get("n1") == values["n1"]
+    nodes.kill("b")
+    there = store.batch_is_exist(list(values))
+    assert 0 in there
+    for k, (name, value) in enumerate(values.items()):
+        assert store.get(name) == (value if there[k] else b"")
+        if there[k]:
+            assert store.remove(name) == FAILED  # the other node may have it
+    (nodes.folders["b"] / "memory").unlink()
+    nodes.started("b")
+    all_there()
+    assert store.remove("n1") == 0 and store.is_exist("n1") == 0
     store.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator
 
 import numpy as np
 import pytest
-from conftest import LIMIT, go_on, stop, until
+from conftest import LIMIT, Nodes, go_on, stop, until
 from sluice import Backend, Engine, errors
 from sluice._segments import HostMemory
 from sluice.cache import Cache, Namespace
@@ -141,6 +141,33 @@ def test_a_cache_that_is_killed_is_a_miss(
         made.array[:] = 0
         assert move(store.load, made.job(keys, [0, 1, 2, 3])) == [True] * 4
         assert np.array_equal(made.array[:, :, :4], want) and not made.array[:, :, 4:].any()
+    finally:
+        store.close()
+
+
+def test_a_node_of_a_cluster_that_is_killed_loses_no_other(nodes: Nodes) -> None:
+    """Its pages are misses, and the connection to the others stays, whatever is asked."""
+    made, keys = Made(), names(SLOTS)
+    store = PageStore(Options(address=nodes.address, timeout=LIMIT, lookup_timeout=LIMIT,
+                              start_timeout=LIMIT), "model")
+    try:
+        store.add(made.pool)
+        want, slots = made.array.copy(), list(range(SLOTS))
+        until(lambda: all(move(store.store, made.job(keys, slots))))  # both are reached
+        session = store._session
+        nodes.kill("b")
+        made.array[:] = 0
+        done = move(store.load, made.job(keys, slots))
+        assert 0 < sum(done) < SLOTS
+        assert np.array_equal(made.array[:, :, done], want[:, :, done])
+        assert store.match(made.pool, keys_of(keys)).tolist() == done
+        assert not store.forget(made.pool, keys_of(keys[:1]))
+        with pytest.raises(errors.NotSupportedError):
+            store.clear()
+        nodes.started("b")
+        until(lambda: store.forget(made.pool, keys_of(keys[:1])))
+        assert store.match(made.pool, keys_of(keys)).tolist() == [False] + [True] * (SLOTS - 1)
+        assert store._session is session
     finally:
         store.close()
 

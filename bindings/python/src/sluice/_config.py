@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Iterable, NamedTuple, Union
+from typing import Any, Iterable, Mapping, NamedTuple, Union
 
 from . import _library
 from ._words import number, text
@@ -65,11 +65,29 @@ class Identity(NamedTuple):
     authority: str
 
 
-def split(address: str) -> tuple[bytes, bytes]:
+STREAMS = {"unix": "unix:/path", "tcp": "tcp:host:port"}
+CLUSTERS = {"nodes": "nodes:a=unix:/path,b=tcp:host:port",
+            "etcd": "etcd:http://host:port,http://host:port"}
+
+
+def split(address: str, forms: Mapping[str, str] = STREAMS) -> tuple[bytes, bytes]:
+    """The network of an address, which is one of those of the forms, and the rest."""
     network, colon, where = address.partition(":")
-    if not colon or network not in ("unix", "tcp"):
-        raise ArgumentError(f'address {address!r}: write "unix:/path" or "tcp:host:port"')
+    if not colon or network not in forms:
+        raise ArgumentError(f"address {address!r}: write "
+                            + " or ".join(f'"{form}"' for form in forms.values()))
     return network.encode(), text(where, "address")
+
+
+def is_cluster(address: str) -> bool:
+    """Whether it names the nodes of a cluster, and no single cache."""
+    return address.partition(":")[0] in CLUSTERS
+
+
+def is_local(address: str) -> bool:
+    """Whether all that it names is of this host: no network is needed."""
+    network, _, where = address.partition(":")
+    return network == "unix" or network == "nodes" and "=tcp:" not in where
 
 
 def as_struct(name: str, backends: list[Backend], limits: Limits) -> tuple[_library.Config, Any]:

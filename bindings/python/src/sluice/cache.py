@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The KV cache of one node: blocks by their content, in memory that outlives the process, and on
-disks behind it. docs/cache.md has what is promised.
+"""The KV cache of one node, or of a cluster: blocks by their content, in memory that outlives the
+process, and on disks behind it. docs/cache.md and docs/cluster.md have what is promised.
 
     with Cache.open("/dev/shm/kv", 64 << 30) as cache:  # or Cache.connect("unix:/run/kv")
         space = cache.namespace("llama-70b", hashlib.sha256(layout).digest())
@@ -22,6 +22,7 @@ import hashlib
 import itertools
 import json
 import os
+import threading
 import time
 from dataclasses import dataclass
 from typing import (
@@ -40,7 +41,7 @@ from typing import (
 from . import _library
 from ._buffers import Held, Indices, hold_indices
 from ._clock import SLICE_NS, beside, in_slices, nanoseconds
-from ._config import split
+from ._config import CLUSTERS, STREAMS, is_cluster, split
 from ._library import PENDING, lib
 from ._region import Closing, Region, grow
 from ._words import number, octets, text
@@ -143,15 +144,15 @@ def key_of(name: bytes) -> bytes:
 
 
 class Cache(Closing):
-    """A cache of this process, by `open`, or of another, by `connect`.
+    """A cache of this process, by `open`, or of others, by `connect`.
 
     Close it, or use it by `with`: that ends its operations and detaches its memory. Its files keep
     their blocks.
     """
 
     def __init__(self, engine: Optional[Engine], timeout: Optional[float],
-                 call: Callable[[int, int, Any], int]) -> None:
-        self._own = engine is None
+                 call: Callable[[int, int, Any], int], whole: bool = False) -> None:
+        self._own, self._whole = engine is None, whole
         self.engine = Engine("cache") if engine is None else engine
         out = self._out = ctypes.c_uint64()  # the library writes here: no interrupt comes between
         try:
@@ -191,21 +192,31 @@ class Cache(Closing):
     @classmethod
     def connect(cls, address: str, *, engine: Optional[Engine] = None,
                 timeout: Optional[float] = 30.0) -> Cache:
-        """The cache that another process serves at "unix:/path" or "tcp:host:port".
+        """The cache that another process serves at "unix:/path" or "tcp:host:port", or those of
+        the nodes of a cluster: of a list, "nodes:a=unix:/path,b=tcp:host:port", or of an etcd,
+        "etcd:http://host:port,http://host:port", with "/prefix" behind the last one where the nodes
+        have another than sluice.
 
         It reads and writes the memory that is attached, one-sided; no byte of a block passes a
         message. The messages of `engine` are the cache's: without one the cache has its own, of
         this host; over a network give one that has a backend for it.
 
         Where no process serves there yet it tries again, for as long as `timeout` says, at most
-        the `connect_timeout` of the engine.
+        the `connect_timeout` of the engine; of a cluster until one node is reached. What a node
+        has that is not reached, silent or late is missing then, and is no error. `drain`, and of a
+        namespace `keys`, `clear`, `replace`, `prefetch`, `hint_envelope` and `estimate`, are
+        NotSupportedError there.
         """
-        network, where = split(address)
-        return cls(engine, timeout, lambda of, ns, out: lib.kv_dial(of, network, where, ns, out))
+        network, where = split(address, {**STREAMS, **CLUSTERS})
+        return cls(engine, timeout, lambda of, ns, out: lib.kv_dial(of, network, where, ns, out),
+                   is_cluster(address))
 
     @property
     def _handle(self) -> int:
         return self._out.value
+
+    def _ask(self, call: Callable[[int], int], timeout: Optional[float]) -> None:
+        _ask(call, timeout, self._whole)
 
     def serve(self, address: str) -> Listener:
         """Lets other processes `connect` at "unix:/path" or "tcp:host:port", until the listener or
@@ -217,14 +228,15 @@ class Cache(Closing):
     def namespace(self, name: str, geometry: bytes, *, priority: int = 0, memory_quota: int = 0,
                   disk_quota: int = 0, hold_max: int = 0, ttl: float = 0,
                   flow: Flow = Flow.WRITE_THROUGH, timeout: Optional[float] = 5.0) -> Namespace:
-        """Opens a namespace, which may have blocks already.
+        """Opens a namespace, which may have blocks already. A cluster finds the nodes of a block by
+        its key alone; see `Namespace.chain`.
 
         `geometry` is a digest of 32 bytes of what two processes must agree on to share a block: the
         model, its layout, the salt of a tenant. Blocks of a lower priority, from 0 to 7, go first.
         Quotas are bytes; 0 is what there is. `hold_max` bounds the bytes that retained blocks
         keep; 0 is an eighth of the memory. Blocks that were not used for `ttl` seconds go; 0
         is never. Opening it again changes these. Of a cache that was connected the server says
-        them.
+        them, of a cluster its etcd.
         """
         if len(geometry) != 32:
             raise ArgumentError(f"geometry has {len(geometry)} bytes: want a digest of 32, such as "
@@ -238,8 +250,8 @@ class Cache(Closing):
             hold_max=number(hold_max, "hold_max"), ttl_ns=nanoseconds(ttl), flow=flow)
         options.size = ctypes.sizeof(options)
         out = ctypes.c_uint64()
-        _ask(lambda ns: lib.kv_namespace_open(self._handle, ctypes.byref(options), ns,
-                                              ctypes.byref(out)), timeout)
+        self._ask(lambda ns: lib.kv_namespace_open(self._handle, ctypes.byref(options), ns,
+                                                   ctypes.byref(out)), timeout)
         return Namespace(self, name, out.value)
 
     def attach(self, source: Any, *, axis: int = 0, block_bytes: Optional[int] = None,
@@ -263,7 +275,7 @@ class Cache(Closing):
         region = self.engine.register(f"kv cache {next(_names)}", source, private=True)
         blocks = Blocks(self, region, shape[axis], run, outer)
         try:
-            _ask(lambda ns: lib.kv_attach(self._handle, region._handle, ns), timeout)
+            self._ask(lambda ns: lib.kv_attach(self._handle, region._handle, ns), timeout)
             return blocks
         except BaseException:
             blocks.close()
@@ -282,7 +294,7 @@ class Cache(Closing):
         """Waits until all blocks that were stored are on the disks, or will not be. TimeoutError:
         some are not yet.
         """
-        _ask(lambda ns: lib.kv_drain(self._handle, ns), timeout)
+        self._ask(lambda ns: lib.kv_drain(self._handle, ns), timeout)
 
     def close(self) -> None:
         """Ends its operations, detaches its memory and closes its files. UnprovenError: it may
@@ -336,7 +348,8 @@ class Blocks(Closing):
         """
         if self.region._handle:
             try:
-                _ask(lambda ns: lib.kv_detach(self.cache._handle, self.region._handle, ns), timeout)
+                self.cache._ask(lambda ns: lib.kv_detach(self.cache._handle, self.region._handle,
+                                                         ns), timeout)
             except HandleError:  # the cache was closed, which has detached it
                 pass
             self.region.close()
@@ -365,14 +378,24 @@ class Namespace(Closing):
                 pass
             self._handle = 0
 
+    def chain(self, before: Keys = b"") -> Namespace:
+        """The same blocks for calls whose keys are a chain from its first block on, or go on where
+        these keys end. A cluster keeps a chain that was stored so at few nodes, and does not find
+        it by the keys alone, nor the other way round. It ends with this namespace, or by `close`.
+        """
+        out = ctypes.c_uint64()
+        with _hold_keys(before) as (at, n):
+            check(lib.kv_chain(self._handle, at, n, ctypes.byref(out)))
+        return Namespace(self.cache, self.name, out.value)
+
     def match(self, keys: Keys, timeout: Optional[float] = 5.0) -> Match:
         """Looks for blocks. It moves nothing and does not count as a use. What it found may go
         before it is loaded: `Hint.RETAIN` has it stay.
         """
         with _hold_keys(keys) as (at, n):
             found, prefix = ctypes.create_string_buffer(max(n, 1)), ctypes.c_size_t()
-            _ask(lambda ns: lib.kv_match(self._handle, at, n, ns, found, ctypes.byref(prefix)),
-                 timeout)
+            self.cache._ask(lambda ns: lib.kv_match(self._handle, at, n, ns, found,
+                                                    ctypes.byref(prefix)), timeout)
         return Match(prefix.value, found.raw[:n])
 
     def load(self, keys: Keys, to: Blocks, slots: Indices, timeout: Optional[float] = 30.0) -> Op:
@@ -415,6 +438,36 @@ class Namespace(Closing):
             held.release()
         return op
 
+    def match_pinned(self, chains: Sequence[Keys], seconds: float,
+                     timeout: Optional[float] = 5.0) -> Token:
+        """One answer of a cluster for several ranks, each of which has a chain: the longest prefix
+        that all have, where it is, and pins that have it stay for so many seconds, from 1 to 3,600.
+        """
+        rows = []
+        for keys in chains:
+            with _hold_keys(keys) as (at, n):
+                rows.append(ctypes.string_at(at, n * KEY_BYTES))
+        shortest = min(map(len, rows), default=0)
+        joined = b"".join([row[:shortest] for row in rows])
+        token, prefix = ctypes.c_uint64(), ctypes.c_size_t()
+        self.cache._ask(lambda ns: lib.kv_match_pinned(
+            self._handle, joined, shortest // KEY_BYTES, len(rows), nanoseconds(seconds), ns,
+            ctypes.byref(token), ctypes.byref(prefix)), timeout)
+        return Token(token.value, prefix.value)
+
+    def load_pinned(self, token: bytes, chain: int, keys: Keys, to: Blocks, slots: Indices,
+                    timeout: Optional[float] = 30.0) -> Op:
+        """`load` of the chain of one rank by the `Token.data` of another process: keys are the
+        first `Token.prefix` of the chain. MissingError of `Op.wait`: not all were loaded, so none
+        counts, and a group has to agree that all its ranks miss.
+        """
+        data, number_of = octets(token, "token"), number(chain, "chain")
+
+        def call(handle: int, *rest: Any) -> int:
+            return lib.kv_load_pinned(handle, data, len(data), number_of, *rest)
+
+        return self._move(call, keys, to, slots, timeout)
+
     def prefetch(self, keys: Keys, timeout: Optional[float] = 30.0) -> Op:
         """Reads blocks from the disks into memory, for a load to come, and returns at once. It
         brings at most a quarter of the memory; what is beyond is NO_ROOM.
@@ -434,8 +487,8 @@ class Namespace(Closing):
         kind = _member(Hint, kind, "kind")
         result = _library.KVHintResult()
         with _hold_keys(keys) as (at, n):
-            _ask(lambda ns: lib.kv_hint(self._handle, kind, nanoseconds(seconds), at, n, ns,
-                                        ctypes.byref(result)), timeout)
+            self.cache._ask(lambda ns: lib.kv_hint(self._handle, kind, nanoseconds(seconds), at, n,
+                                                   ns, ctypes.byref(result)), timeout)
         return HintResult(result.applied, result.missing, result.refused)
 
     def hint_envelope(self, envelope: bytes, timeout: Optional[float] = 5.0) -> list[
@@ -446,8 +499,8 @@ class Namespace(Closing):
         """
         data = octets(envelope, "envelope")
         room, length = ctypes.create_string_buffer(1 << 20), ctypes.c_size_t()
-        _ask(lambda ns: lib.kv_hint_envelope(self._handle, data, len(data), ns, room, len(room),
-                                             ctypes.byref(length)), timeout)
+        self.cache._ask(lambda ns: lib.kv_hint_envelope(self._handle, data, len(data), ns, room,
+                                                        len(room), ctypes.byref(length)), timeout)
         told: Optional[list[dict[str, Any]]] = json.loads(room.raw[:length.value].rstrip(b"\0"))
         return told or []
 
@@ -458,14 +511,15 @@ class Namespace(Closing):
         e = _library.KVEstimate()
         e.size = ctypes.sizeof(e)
         with _hold_keys(keys) as (at, n):
-            _ask(lambda ns: lib.kv_estimate(self._handle, at, n, ns, ctypes.byref(e)), timeout)
+            self.cache._ask(lambda ns: lib.kv_estimate(self._handle, at, n, ns, ctypes.byref(e)),
+                            timeout)
         return Estimate(e.time_ns / 1e9, e.memory_blocks, e.memory_bytes, e.disk_blocks,
                         e.disk_bytes, e.missing, bool(e.measured))
 
     def remove(self, keys: Keys, timeout: Optional[float] = 30.0) -> None:
         """Forgets blocks: when this returns, no restart finds them."""
         with _hold_keys(keys) as (at, n):
-            _ask(lambda ns: lib.kv_remove(self._handle, at, n, ns), timeout)
+            self.cache._ask(lambda ns: lib.kv_remove(self._handle, at, n, ns), timeout)
 
     def keys(self, timeout: Optional[float] = 5.0) -> Iterator[bytes]:
         """Lists the blocks that are there, in no order: up to 4,096 keys behind each other a time,
@@ -475,8 +529,8 @@ class Namespace(Closing):
         at, n = ctypes.c_uint32(), ctypes.c_size_t()
         room = ctypes.create_string_buffer(_library.KV_LISTED_MAX * KEY_BYTES)
         while True:
-            _ask(lambda ns: lib.kv_list(self._handle, ctypes.byref(at), ns, room,
-                                        ctypes.byref(n)), timeout)
+            self.cache._ask(lambda ns: lib.kv_list(self._handle, ctypes.byref(at), ns, room,
+                                                   ctypes.byref(n)), timeout)
             if n.value:
                 yield room.raw[:n.value * KEY_BYTES]
             if not at.value:
@@ -488,6 +542,21 @@ class Namespace(Closing):
         """
         for some in self.keys(timeout):
             self.remove(some, timeout)
+
+
+class Token(Closing):
+    """What `Namespace.match_pinned` has found: `prefix` blocks of each chain. Hand `data` to the
+    ranks, and close it once all have loaded: that ends the pins.
+    """
+
+    def __init__(self, handle: int, prefix: int) -> None:
+        self._handle, self.prefix = handle, prefix
+        self.data = grow(lambda buffer, room, n: lib.kv_token_bytes(handle, buffer, room, n), 4096)
+
+    def close(self) -> None:
+        if self._handle:
+            lib.kv_token_close(self._handle)  # stale when its cache was closed
+            self._handle = 0
 
 
 class Op(Closing):
@@ -583,25 +652,27 @@ class Op(Closing):
             self.close()
 
 
-def _ask(call: Callable[[int], int], timeout: Optional[float]) -> None:
+def _ask(call: Callable[[int], int], timeout: Optional[float], whole: bool = False) -> None:
     """Makes a call that may be made again when its time is over. One that takes long goes on in a
-    thread, so that an interrupt is heard meanwhile.
+    thread, so that an interrupt is heard meanwhile. A whole one is of a cluster: it is made once,
+    since nodes that have not answered within a slice would be misses, and other threads than the
+    main one, which alone hears interrupts, make it themselves.
     """
     ns = nanoseconds(timeout)
-    if 0 <= ns <= SLICE_NS:
+    if 0 <= ns <= SLICE_NS or whole and threading.current_thread() is not threading.main_thread():
         check(call(ns))
         return
-    began = time.monotonic()
-    code = call(SLICE_NS)
-    if code != TimeoutError.code and time.monotonic() - began < SLICE_NS / 1e9:
-        check(code)
-        return
-    if code == 0:
-        return
-    # The slice has ended it, whatever the error is: a detach says UNPROVEN then.
-    beside(lambda: check(call(nanoseconds(
-        None if timeout is None else began + timeout - time.monotonic()))),
-        lambda _: None, lambda _: None)
+    if not whole:
+        began = time.monotonic()
+        code = call(SLICE_NS)
+        if code != TimeoutError.code and time.monotonic() - began < SLICE_NS / 1e9:
+            check(code)
+            return
+        if code == 0:
+            return
+        # The slice has ended it, whatever the error is: a detach says UNPROVEN then.
+        timeout = None if timeout is None else began + timeout - time.monotonic()
+    beside(lambda: check(call(nanoseconds(timeout))), lambda _: None, lambda _: None)
 
 
 def _member(of: type[_Enum], value: Any, what: str) -> _Enum:

@@ -32,7 +32,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 import numpy as np
 
 from .. import errors
-from .._config import Backend, Identity
+from .._config import Backend, Identity, is_cluster, is_local
 from .._segments import HostMemory
 from ..cache import KEY_BYTES, Blocks, Cache, Disk, Namespace, Op, Outcome, key_of
 from ..engine import Engine
@@ -53,7 +53,9 @@ PROOF_LIMIT = 60.0  # seconds
 class Options:
     """What a configuration says, by the names that it uses. Either `address` or `path` is given."""
 
-    address: str = ""  # "unix:/path" or "tcp:host:port" of `sluice cache serve`
+    # "unix:/path" or "tcp:host:port" of `sluice cache serve`, or "etcd:URL,..." or
+    # "nodes:a=unix:/path,..." of a cluster
+    address: str = ""
     path: str = ""  # a cache of this process alone, in a file on /dev/shm
     bytes: int = 0  # of that
     disks: tuple[Mapping[str, Any], ...] = ()  # behind that: path, size and what else Disk has
@@ -105,7 +107,7 @@ class Options:
         if self.path:
             return Cache.open(self.path, self.bytes, disks=[Disk(**d) for d in self.disks],
                               timeout=timeout), None
-        if not self.address.startswith("tcp:"):
+        if is_local(self.address):
             return Cache.connect(self.address, timeout=timeout), None
         identity = None
         if self.certificate:
@@ -558,14 +560,19 @@ class PageStore:
             log.error("a lost session to the cache has not ended: %s", e)
 
     def _failed(self, session: _Session, error: errors.Error) -> None:
-        """Decides what an error means for the next calls, and for memory."""
+        """Decides what an error means for the next calls, and for memory. The nodes of a cluster
+        are lost, and come back, one by one, and without this.
+        """
+        of_nodes = is_cluster(self._options.address) and not isinstance(
+            error, (errors.UnprovenError, errors.ClosedError))
         if isinstance(error, errors.BusyError):  # the disks do not keep up: pages are left out
             return
-        if isinstance(error, errors.TimeoutError) and not isinstance(error, errors.WaitTimeout):
+        if isinstance(error, errors.TimeoutError) and not (
+                of_nodes or isinstance(error, errors.WaitTimeout)):
             self._resume = time.monotonic() + PAUSE
             return
-        if isinstance(error, (errors.ArgumentError, errors.BoundsError, errors.FullError,
-                              errors.NotSupportedError)):
+        if of_nodes or isinstance(error, (errors.ArgumentError, errors.BoundsError,
+                                          errors.FullError, errors.NotSupportedError)):
             if str(error) not in self._warned and len(self._warned) < 64:
                 self._warned.add(str(error))
                 log.error("pages are not cached: %s", error)

@@ -48,6 +48,7 @@ except ImportError as e:
                       f"module_path: {e}") from e
 
 from .. import errors
+from .._config import is_local
 from .._segments import HostMemory
 from ..cache import KEY_BYTES, key_of
 from ._pages import PROOF_LIMIT, Batch, Job, Options, PageStore, Pattern, Pool, geometry
@@ -160,7 +161,7 @@ class SluiceTier(SecondaryTierManager):  # type: ignore[misc]
             raise errors.ArgumentError(
                 f"a cache by \"path\" is for one scheduler, and there are {replicas} replicas: "
                 f"start `sluice cache serve`, and give its \"address\"")
-        local = not options.address.startswith("tcp:")
+        local = options.path or is_local(options.address)
         self.locality = Locality(locality or ("LOCAL" if local else "REMOTE"))
         self._groups = len(config.groups)
         rows = np.asarray(primary_kv_view)

@@ -31,6 +31,7 @@ from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from .. import errors
+from .._config import is_cluster
 from .._segments import HostMemory
 from ..cache import KEY_BYTES, Blocks, Found, Namespace, Op, Outcome, key_of
 from ..integrations import _pages
@@ -443,6 +444,9 @@ class Objects(PageStore):
                 codes[k] = NO_ROOM
             elif (anew or not tier) and fresh.setdefault(names[k], k) == k and head:
                 broken[k] = head
+        if broken and is_cluster(self._options.address):  # which replaces nothing
+            self._discard(session, heads, [key_of(_bytes(names[k])) for k in broken])
+            broken.clear()
         random = os.urandom(KEY_BYTES * len(fresh))
         made: dict[int, Head] = {}
         for n, (name, k) in enumerate(fresh.items()):
@@ -473,7 +477,7 @@ class Objects(PageStore):
         gone = [head for k, head in made.items() if said.get(k) not in _UNSURE
                 and (said.get(k) != Outcome.DONE or codes_of[k] != OK)]  # or it was slower
         gone += [head for k, head in former.items() if said[k] == Outcome.DONE]
-        self._remove(pieces, [key for head in gone for key in head.all_keys()])
+        self._discard(session, pieces, [key for head in gone for key in head.all_keys()])
         beaten = list[int]()
         for k, outcome in said.items():
             if not _STORED[outcome]:
@@ -697,6 +701,15 @@ class Objects(PageStore):
         for key, _ in of:
             self._remember(key, None)
         self._remove(pieces, [key for _, head in of for key in head.all_keys()])
+
+    def _discard(self, session: _pages._Session, space: Namespace, keys: Sequence[bytes]) -> None:
+        """Forgets what is of no use. A node of a cluster that is not reached may keep it."""
+        try:
+            self._remove(space, keys)
+        except errors.Error as e:
+            if not is_cluster(self._options.address):
+                raise
+            self._failed(session, e)
 
     def _remove(self, space: Namespace, keys: Sequence[bytes]) -> None:
         for k in range(0, len(keys), KEYS_MAX):

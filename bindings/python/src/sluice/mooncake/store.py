@@ -131,8 +131,9 @@ class MooncakeDistributedStore:
               tenant_id: str = "default", enable_client_http_server: bool = False,
               client_http_port: int = 9300) -> int:
         """Connects to a cache. `master_server_addr` names it: "unix:/path" or "tcp:host:port" of
-        `sluice cache serve`, or a table of options in JSON, such as that of docs/hicache.md. Where
-        it is an address of Mooncake's, the environment variable SLUICE_CACHE names the cache.
+        `sluice cache serve`, "etcd:URL,..." or "nodes:a=unix:/path,..." of a cluster, or a table of
+        options in JSON, such as that of docs/hicache.md. Where it is an address of Mooncake's, the
+        environment variable SLUICE_CACHE names the cache.
 
         `local_buffer_size` bounds the memory for values that lie in no registered range. The cache
         decides over the rest.
@@ -452,10 +453,11 @@ def _options(address: str) -> Options:
     for said in (address, variable):
         if said.startswith("{"):
             return Options.read(json.loads(said))
-        if said.startswith(("unix:", "tcp:")):
+        if said.startswith(("unix:", "tcp:", "nodes:", "etcd:http")):  # etcd:// is Mooncake's
             return Options.read({"address": said})
     raise ValueError(f"the master server is {address!r} and SLUICE_CACHE {variable!r}: one of them "
-                     f"must name a cache, as unix:/path or tcp:host:port of `sluice cache serve`")
+                     f"must name a cache, as unix:/path or tcp:host:port of `sluice cache serve`, "
+                     f"or etcd:URL of a cluster")
 
 
 def _buffer(value: Any) -> Any:
