@@ -10,6 +10,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import sluice
+import sluice.cache as cache_module
 from conftest import LIMIT, Nodes
 from sluice.cache import Cache, Outcome
 from test_cache import BYTES, GEOMETRY, LAYERS, SLOTS, filled, hashes, use
@@ -37,6 +38,21 @@ def test_blocks(nodes: Nodes) -> None:
         thread.start()
         thread.join(LIMIT)
         assert not thread.is_alive() and not errors
+
+
+def test_a_question_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of its time: nodes that are slower than a slice are no misses."""
+    asked: list[int] = []
+    monkeypatch.setattr(cache_module, "SLICE_NS", 0)
+
+    def ask() -> None:
+        cache_module._ask(lambda ns: asked.append(ns) or 0, 3.0, whole=True)
+
+    ask()  # in the main thread, which hears interrupts, and in another one
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(LIMIT)
+    assert asked == [3_000_000_000] * 2
 
 
 def test_a_node_that_is_killed(nodes: Nodes) -> None:

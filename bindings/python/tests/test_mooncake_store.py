@@ -114,17 +114,23 @@ def test_a_node_of_a_cluster_that_loses_all(nodes: Nodes) -> None:
     where = json.dumps({"address": nodes.address, "timeout": LIMIT, "lookup_timeout": LIMIT,
                         "start_timeout": LIMIT})
     assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", where) == 0
+    assert store._objects is not None and store._objects._session is not None
 
     def all_there() -> None:
+        nodes.wait(store._objects._session.cache, "serving")
         for name, value in values.items():
-            until(lambda: store.put(name, value) == 0)  # once both nodes are reached
-            assert store.get(name) == value
+            assert store.put(name, value) == 0 and store.get(name) == value
 
     all_there()
     assert store.batch_is_exist(list(values)) == [1] * len(values)
     assert store.upsert("n1", b"x") == store.remove_all() == FAILED
     assert store.get("n1") == values["n1"]
     nodes.kill("b")
+    memory, others = Memory(24_000), [f"m{k}" for k in range(24)]
+    codes = store.batch_put_from(others, range(memory.address, memory.address + 24_000, 1000),
+                                 [1000] * 24)
+    assert set(codes) <= {0, FAILED} and FAILED in codes
+    assert store.batch_is_exist(others) == [int(code == 0) for code in codes]
     there = store.batch_is_exist(list(values))
     assert 0 in there
     for k, (name, value) in enumerate(values.items()):
