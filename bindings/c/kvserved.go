@@ -52,8 +52,6 @@ func (c clustered) namespace(ctx context.Context, name spaceName) (kvSpace, erro
 
 func (c clustered) stats(context.Context) (any, error) { return c.Stats(), nil }
 
-func (clustered) Drain(context.Context) error { return notOfCluster("wait for the nodes' disks") }
-
 // Close ends the directory behind the nodes: after an error it may be called again.
 func (c clustered) Close(ctx context.Context) error {
 	err := c.Cluster.Close(ctx)

@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/sluicehq/sluice/engine"
@@ -107,30 +106,4 @@ func (s ownSpace) place(p serve.Place) cache.Place {
 type clusterSpace struct {
 	*cluster.Space
 	chains *cluster.Space
-}
-
-func notOfCluster(what string) error {
-	return fmt.Errorf("a cluster does not %s: dial one of its nodes for that: %w", what,
-		engine.ErrNotSupported)
-}
-
-func (clusterSpace) Blocks(context.Context, uint32) ([]cache.BlockInfo, uint32, error) {
-	return nil, 0, notOfCluster("list blocks")
-}
-
-func (clusterSpace) HintEnvelope(context.Context, []byte) ([]cache.ActionOutcome, error) {
-	return nil, notOfCluster("take envelopes of hints")
-}
-
-func (clusterSpace) Estimate(context.Context, []cache.Key) (cache.Estimate, error) {
-	return cache.Estimate{}, notOfCluster("estimate loads")
-}
-
-func (clusterSpace) Prefetch(context.Context, []cache.Key) ([]cache.Outcome, error) {
-	return nil, notOfCluster("read ahead")
-}
-
-// Replace could not have all copies of a block change at one moment.
-func (clusterSpace) Replace(context.Context, []cache.Key, serve.Place) ([]cache.Outcome, error) {
-	return nil, notOfCluster("replace blocks")
 }

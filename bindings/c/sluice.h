@@ -622,9 +622,8 @@ int sluice_kv_open(sluice_engine engine, const char *const *options, int64_t tim
  * behind the last one "/PREFIX", where the nodes have another than sluice). It waits until one node
  * is reached. Then what a node has that is not reached, silent or late is missing, and a store of
  * it fails, without an error. No call of a cluster takes longer than a minute, whatever its timeout
- * is, and a tcp node wants a backend for that. SLUICE_ERR_NOT_SUPPORTED: sluice_kv_drain,
- * sluice_kv_list, sluice_kv_replace, sluice_kv_prefetch, sluice_kv_hint_envelope and
- * sluice_kv_estimate.
+ * is, and a tcp node wants a backend for that. SLUICE_ERR_NOT_SUPPORTED: sluice_kv_list and
+ * sluice_kv_replace.
  */
 int sluice_kv_dial(sluice_engine engine, const char *network, const char *address,
 		   int64_t timeout_ns, sluice_kv *kv);

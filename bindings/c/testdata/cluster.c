@@ -221,8 +221,19 @@ static void use(const char *network, const char *address, pid_t second)
 	TRUE(prefix == BLOCKS - 5);
 	TRUE(load(space, &e, keys, BLOCKS) == BLOCKS && load(space, &e, keys + 7, 3) == 3);
 	struct sluice_kv_hint_result hinted;
+	sluice_kv_op op;
 	OK(sluice_kv_hint(space, SLUICE_KV_SESSION_END, 0, keys, BLOCKS, LIMIT, &hinted));
 	TRUE(hinted.applied == BLOCKS);
+	OK(sluice_kv_prefetch(space, keys, BLOCKS, LIMIT, &op));
+	OK(sluice_kv_op_wait(op, LIMIT, NULL, 0));
+	OK(sluice_kv_op_close(op));
+	struct sluice_kv_estimate estimate = {.size = sizeof estimate};
+	OK(sluice_kv_estimate(space, keys, BLOCKS, LIMIT, &estimate));
+	TRUE(estimate.memory_blocks == BLOCKS && !estimate.missing && estimate.time_ns > 0);
+	const char *envelope = "{\"actions\":[{\"action_id\":\"a\",\"action_type\":\"kv.fly\"}]}";
+	OK(sluice_kv_hint_envelope(space, envelope, strlen(envelope), LIMIT, text, sizeof text, &n));
+	TRUE(strstr(text, "\"status\":\"unsupported\""));
+	OK(sluice_kv_drain(kv, LIMIT));
 	OK(sluice_kv_remove(space, keys, 1, LIMIT));
 	TRUE(load(space, &e, keys, 1) == 0);
 

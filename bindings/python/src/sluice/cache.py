@@ -203,9 +203,8 @@ class Cache(Closing):
 
         Where no process serves there yet it tries again, for as long as `timeout` says, at most
         the `connect_timeout` of the engine; of a cluster until one node is reached. What a node
-        has that is not reached, silent or late is missing then, and is no error. `drain`, and of a
-        namespace `keys`, `clear`, `replace`, `prefetch`, `hint_envelope` and `estimate`, are
-        NotSupportedError there.
+        has that is not reached, silent or late is missing then, and is no error. `keys`, `clear`
+        and `replace` of a namespace are NotSupportedError there.
         """
         network, where = split(address, {**STREAMS, **CLUSTERS})
         return cls(engine, timeout, lambda of, ns, out: lib.kv_dial(of, network, where, ns, out),
