@@ -32,7 +32,9 @@ type Remote struct {
 const soPeerPIDFD = 77
 
 // Identify asks which process is at the other end, and refuses another user's. A process
-// whose end could not be learnt is refused, too.
+// whose end could not be learnt is refused, too. At the end that has dialled it is the one that has
+// begun to listen: where that has ended, and another has its socket still, it is Dead, or the error
+// is os.ErrProcessDone.
 func Identify(c *net.UnixConn) (id Remote, err error) {
 	id.FD = -1
 	raw, err := c.SyscallConn()
@@ -66,6 +68,9 @@ func openPIDFD(sock, pid int) (int, error) {
 	if err == nil {
 		return fd, nil
 	}
+	if err == unix.EINVAL || err == unix.ESRCH { // it was reaped, says a kernel before 6.16
+		return -1, os.ErrProcessDone
+	}
 	if err != unix.ENOPROTOOPT {
 		return -1, os.NewSyscallError("getsockopt(SO_PEERPIDFD)", err)
 	}
@@ -78,6 +83,8 @@ func openPIDFD(sock, pid int) (int, error) {
 		return fd, nil
 	case unix.ENOSYS, unix.EPERM: // EPERM is how some sandboxes say ENOSYS
 		return -1, nil
+	case unix.ESRCH:
+		return -1, os.ErrProcessDone
 	}
 	return -1, os.NewSyscallError("pidfd_open", err)
 }

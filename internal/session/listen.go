@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sluicehq/sluice/internal/proc"
 )
 
 // Another program may be about to listen. Listen tries the lock of the folder lockTries times,
@@ -27,7 +29,8 @@ const (
 const pathMax = 107
 
 // Listen is net.Listen, except that it replaces a stale Unix socket: a socket file that a killed
-// program has left, so that the kernel refuses connections to it.
+// program has left, so that the kernel refuses connections to it, or takes them for a child of that
+// program, which has its descriptors still.
 //
 // The kernel also refuses connections while a live program is between bind and listen. To leave
 // such a socket alone, concurrent calls of Listen exclude each other by a lock on the folder, and
@@ -80,7 +83,8 @@ func stale(network, path string) bool {
 	}
 }
 
-// refuses reports whether a path is a socket that refuses connections, or does not exist.
+// refuses reports whether a path is a socket that refuses connections, or whose program has ended,
+// or does not exist.
 func refuses(network, path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -90,8 +94,14 @@ func refuses(network, path string) bool {
 		return false
 	}
 	conn, err := net.DialTimeout(network, path, time.Second)
-	if err == nil {
-		_ = conn.Close()
+	if err != nil {
+		return errors.Is(err, syscall.ECONNREFUSED)
 	}
-	return errors.Is(err, syscall.ECONNREFUSED)
+	defer conn.Close()
+	program, err := proc.Identify(conn.(*net.UnixConn))
+	if err != nil {
+		return errors.Is(err, os.ErrProcessDone)
+	}
+	defer program.Release()
+	return program.Dead()
 }

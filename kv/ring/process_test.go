@@ -162,21 +162,65 @@ func writePart(path string) error {
 	return nil
 }
 
-// A reader that is killed holds nothing, waits for nothing, and has no seat.
+// A reader that is killed holds nothing, waits for nothing, and has no seat, also where a child of
+// it has its connection still.
 func TestKilledReader(t *testing.T) {
-	w := openRing(t, Config{Bytes: 2 * 4096, Patience: time.Hour, Readers: 1})
-	c := startChild(t, w.cfg.Path, "read", "")
-	h := put(t, w, "a", 4096, 1)
-	put(t, w, "b", 4096, 2) // owed
-	require.Equal(t, "done", c.ask(t, "get %d %d", h.Row, h.Generation))
-	_, err := w.Put(over, "c", make([]byte, 4096))
-	require.ErrorIs(t, err, ErrFull)
-	require.ErrorContains(t, err, fmt.Sprintf("process %d", c.Process.Pid))
-	require.NoError(t, c.Process.Kill())
-	_, err = w.Put(t.Context(), "c", make([]byte, 4096))
+	for _, kept := range []bool{false, true} {
+		t.Run(fmt.Sprint(kept), func(t *testing.T) {
+			w := openRing(t, Config{Bytes: 2 * 4096, Patience: time.Hour, Readers: 1})
+			c := startChild(t, w.cfg.Path, "read", "")
+			h := put(t, w, "a", 4096, 1)
+			put(t, w, "b", 4096, 2) // owed
+			require.Equal(t, "done", c.ask(t, "get %d %d", h.Row, h.Generation))
+			_, err := w.Put(over, "c", make([]byte, 4096))
+			require.ErrorIs(t, err, ErrFull)
+			require.ErrorContains(t, err, fmt.Sprintf("process %d", c.Process.Pid))
+			if kept {
+				c.keepDescriptors(t)
+			}
+			require.NoError(t, c.Process.Kill())
+			_, err = w.Put(t.Context(), "c", make([]byte, 4096))
+			require.NoError(t, err)
+			put(t, w, "d", 4096, 4)
+			joinRing(t, w)
+		})
+	}
+}
+
+// keepDescriptors has this process hold all that a child has open, as a child of that would.
+func (c *child) keepDescriptors(t *testing.T) {
+	pidfd, err := unix.PidfdOpen(c.Process.Pid, 0)
 	require.NoError(t, err)
-	put(t, w, "d", 4096, 4)
-	joinRing(t, w)
+	defer unix.Close(pidfd)
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.Process.Pid))
+	require.NoError(t, err)
+	for _, entry := range fds {
+		n, err := strconv.Atoi(entry.Name())
+		require.NoError(t, err)
+		fd, err := unix.PidfdGetfd(pidfd, n, 0)
+		if err == nil { // one that was closed meanwhile is not there
+			t.Cleanup(func() { _ = unix.Close(fd) })
+		}
+	}
+}
+
+// Who connects and says nothing has a seat for a while.
+func TestSilentStranger(t *testing.T) {
+	defer func(was time.Duration) { joinLimit = was }(joinLimit)
+	joinLimit = time.Second
+	w, err := Open(Config{Path: filepath.Join(t.TempDir(), "ring"), Bytes: 4096, Readers: 1})
+	require.NoError(t, err)
+	defer w.Close()
+	conn, err := net.Dial("unixpacket", w.cfg.Path)
+	require.NoError(t, err)
+	defer conn.Close()
+	_, fds, err := receiveWelcome(conn.(*net.UnixConn))
+	defer closeAll(fds)
+	require.NoError(t, err)
+	r := joinRing(t, w)
+	_, err = conn.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+	require.NoError(t, r.Close())
 }
 
 // TestWriterOfAnotherUser: whoever may make a socket at the path gets no reader.
@@ -259,29 +303,38 @@ func TestStoppedTwice(t *testing.T) {
 	c.goOn(t)
 }
 
-// A reader is told of the end of a writer whose connections another process has still, as a child
-// of the writer.
+// A reader is told of the end of a writer whose sockets another process has still, as a child of
+// the writer. Nobody joins there, and another writer takes the path.
 func TestKilledWriterWithChild(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "ring")
-	c := startChild(t, path, "write", "")
-	r, err := Join(t.Context(), path)
-	require.NoError(t, err)
-	defer r.Close()
-	pidfd, err := unix.PidfdOpen(c.Process.Pid, 0)
-	require.NoError(t, err)
-	defer unix.Close(pidfd)
-	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.Process.Pid))
-	require.NoError(t, err)
-	for _, entry := range fds {
-		n, err := strconv.Atoi(entry.Name())
-		require.NoError(t, err)
-		fd, err := unix.PidfdGetfd(pidfd, n, 0)
-		if err == nil { // one that was closed meanwhile is not there
-			defer unix.Close(fd)
-		}
+	for _, reaped := range []bool{false, true} {
+		t.Run(fmt.Sprint(reaped), func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "ring")
+			c := startChild(t, path, "write", "")
+			r, err := Join(t.Context(), path)
+			require.NoError(t, err)
+			defer r.Close()
+			c.keepDescriptors(t)
+			require.NoError(t, c.Process.Signal(unix.SIGSTOP))
+			c.awaitStop(t)
+			stand := testpoint.Stand(t, "ring: identified")[0]
+			waits := make(chan error)
+			go func() {
+				_, err := join(t.Context(), path)
+				waits <- err
+			}()
+			<-stand.Came
+			stand.GoOn()
+			require.NoError(t, c.Process.Kill())
+			<-r.Gone()
+			require.Error(t, <-waits)
+			if reaped {
+				_ = c.Wait()
+			}
+			_, err = join(t.Context(), path)
+			require.Error(t, err)
+			joinRing(t, openRing(t, Config{Path: path, Bytes: 4096}))
+		})
 	}
-	require.NoError(t, c.Process.Kill())
-	<-r.Gone()
 }
 
 func TestStoppedReaderKeeps(t *testing.T) {

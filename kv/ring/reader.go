@@ -223,11 +223,19 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 	if err != nil {
 		return nil, err
 	}
+	r := &Reader{conn: conn, by: writer, gone: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			writer.Release()
+			r.ended.Wait()
 		}
 	}()
+	testpoint.At("ring: identified")
+	r.ended.Go(func() {
+		if writer.Wait() == nil { // a child of the writer may have the connection open still
+			_ = conn.SetReadDeadline(time.Unix(1, 0))
+		}
+	})
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	w, fds, err := receiveWelcome(conn)
@@ -235,7 +243,7 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{conn: conn, by: writer, note: w.note, gone: make(chan struct{})}
+	r.note = w.note
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.unmap())
@@ -270,11 +278,6 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 		return nil, fmt.Errorf("tell the writer: %w", err)
 	}
 	r.ended.Go(r.watch)
-	r.ended.Go(func() {
-		if writer.Wait() == nil { // a child of the writer may have the connection open still
-			_ = conn.SetReadDeadline(time.Unix(1, 0))
-		}
-	})
 	return r, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"time"
 
@@ -36,13 +37,16 @@ const (
 	version      = 1
 	welcomeBytes = 40 // without the note behind it
 	noteMax      = 512
-	joinLimit    = 5 * time.Second // for one reader to take its welcome
 	endPoll      = 100 * time.Millisecond
 	sweepPause   = 10 * time.Millisecond // between two looks at all readers' processes
 	// stoppedMost is what two looks at a stopped process prove at most: it may have run between
 	// them.
 	stoppedMost = time.Second
 )
+
+// joinLimit is how long one reader may take for its welcome, and to say that it has mapped the
+// ring; a test shortens it.
+var joinLimit = 5 * time.Second
 
 var doorbell = []byte{1}
 
@@ -178,10 +182,17 @@ func (w *Writer) serve(conn *net.UnixConn) {
 		return
 	}
 	var p [16]byte
+	_ = conn.SetReadDeadline(time.Now().Add(joinLimit)) // fails behind a close, as Read does
 	for {
-		if n, err := conn.Read(p[:]); n == 0 || err != nil {
+		n, err := conn.Read(p[:])
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			w.dismiss(s)
+			return
+		}
+		if n == 0 || err != nil {
 			break
 		}
+		_ = conn.SetReadDeadline(time.Time{})
 		w.came(s)
 	}
 	for !w.leave(s) {
@@ -242,6 +253,16 @@ func (w *Writer) came(s *seat) {
 		w.awaited &^= 1 << s.number
 	}
 	w.wake()
+}
+
+// dismiss ends the seat of who has said nothing: no reader, whatever it writes into its words.
+func (w *Writer) dismiss(s *seat) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s.words != nil {
+		w.head.seats[s.number].Store(0)
+		w.clear(s)
+	}
 }
 
 // leave has the writer wait no longer for what a reader was to get. It reports whether the seat is
