@@ -1200,6 +1200,7 @@ struct sluice_sparse_batch {
 	uint32_t *slots; /* written: one for each entry */
 	uint32_t *missed; /* written: indices in entries, with room for all of them */
 	uint32_t *counts; /* written: how many of missed are of each set; NULL: not wanted */
+	uint64_t page; /* bytes from block 0 to block 1 in remote; those of a block's entries */
 };
 
 /*
@@ -1222,7 +1223,7 @@ int sluice_sparse_warm(sluice_sparse_step step, const struct sluice_sparse_batch
 
 /*
  * Starts to bring what lookup or warm has missed, for each of the first count layers: entry e of
- * block b lies at its base + (b << shift | e & (1 << shift) - 1) * stride of the remote. It returns
+ * block b lies at its base + b * page + (e & (1 << shift) - 1) * stride of the remote. It returns
  * at once. After an error of it or of sluice_sparse_wait the pool has none of these entries.
  */
 int sluice_sparse_fetch(sluice_sparse_step step, const uint64_t *bases, size_t count);

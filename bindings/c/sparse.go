@@ -218,6 +218,7 @@ func (s *sparseStep) ask(b *C.struct_sluice_sparse_batch, windows uint64) (entri
 		}
 		return l
 	}
+	s.s.Page = uint64(b.page)
 	to := &s.s.Batch
 	to.Shift, to.Sets = uint32(b.shift), list(b.sets, sets, "sluice_sparse_batch.sets")
 	to.Starts = list(b.starts, sets+1, "sluice_sparse_batch.starts")

@@ -132,14 +132,16 @@ type Pin struct {
 	n        *Namespace
 	outcomes []Outcome
 	blocks   [][]byte
+	slots    []uint32 // none: not there
 	done     chan struct{}
 
-	mu    sync.Mutex
-	held  []uint32 // entries; none: not there
-	bytes int64    // of the budget
-	views int      // that run
-	ended bool
-	timer *time.Timer
+	mu       sync.Mutex
+	held     []uint32 // entries; none: not there; a draft has none
+	bytes    int64    // of the budget
+	endClaim func()   // of a draft; nil: of blocks
+	views    int      // that run, and Holds
+	ended    bool
+	timer    *time.Timer
 }
 
 // Pin has blocks stay in memory until Close, or until ttl has passed, if that is not 0; those that
@@ -158,7 +160,7 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 	ctx, cancel := c.within(ctx)
 	defer cancel()
 	p := &Pin{n: n, blocks: make([][]byte, len(keys)), held: make([]uint32, len(keys)),
-		done: make(chan struct{})}
+		slots: slices.Repeat([]uint32{none}, len(keys)), done: make(chan struct{})}
 
 	// Reserve the budget. Blocks that are stored or removed meanwhile are not pinned.
 	op := newOp(len(keys))
@@ -194,7 +196,7 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 		}
 		e := c.index.entry(i)
 		op.outcomes[k] = Done
-		p.blocks[k] = c.memory.bytesOf(e.slot, e.size)
+		p.slots[k], p.blocks[k] = e.slot, c.memory.bytesOf(e.slot, e.size)
 	})
 	p.outcomes = op.outcomes
 	if op.err != nil && !slices.Contains(op.outcomes, Done) {
@@ -207,6 +209,63 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 		p.mu.Unlock()
 	}
 	return p, nil
+}
+
+// Draft has room in memory for blocks of one length that the program fills a piece at a time, as of
+// a sequence that grows: they are no blocks of the cache, whatever is in them, and may be written
+// to until Close. A Store whose place is that of the draft makes some of them. It draws on HoldMax
+// and the quota, as long as it is open.
+func (n *Namespace) Draft(blocks int, size uint64) (*Pin, error) {
+	c := n.c
+	if size == 0 || size > c.cfg.Memory.Extent || blocks <= 0 ||
+		uint64(blocks) > c.cfg.Memory.Bytes/size {
+		return nil, fmt.Errorf("draft of %d blocks of %d bytes: the cache has %d, an extent %d: %w",
+			blocks, size, c.cfg.Memory.Bytes, c.cfg.Memory.Extent, engine.ErrBounds)
+	}
+	if err := c.start(); err != nil {
+		return nil, fmt.Errorf("draft: %w", err)
+	}
+	defer c.end()
+	length := granules(size)
+	p := &Pin{n: n, outcomes: slices.Repeat([]Outcome{Done}, blocks), done: make(chan struct{}),
+		bytes: int64(blocks) * int64(length) * granule}
+	err := c.overrun(n.id, blocks, length)
+	if err == nil {
+		err = c.reserveHold(n.id, p.bytes)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("draft: %w", err)
+	}
+	if p.slots, p.endClaim = c.reserve(n.id, blocks, uint32(size)); len(p.slots) < blocks {
+		p.Close()
+		return nil, fmt.Errorf("draft of %d blocks: there is room for %d: %w", blocks,
+			len(p.slots), ErrNoRoom)
+	}
+	for _, slot := range p.slots {
+		p.blocks = append(p.blocks, c.memory.bytesOf(slot, uint32(size)))
+	}
+	return p, nil
+}
+
+// Place says where the blocks lie in the memory of the cache, for transfers of this process that
+// end before the pin does (Hold): Slots are pages of Stride bytes, of those that are pinned. Run is
+// the length of the first of them.
+func (p *Pin) Place() (Place, error) {
+	c := p.n.c
+	if err := c.begin(); err != nil {
+		return Place{}, err
+	}
+	defer c.exit()
+	self, err := c.cfg.Engine.Self()
+	if err != nil {
+		return Place{}, err
+	}
+	at := Place{Peer: self, Stride: granule, Slots: slices.Clone(p.slots)}
+	if k := slices.Index(p.outcomes, Done); k >= 0 {
+		at.Run = uint64(len(p.blocks[k]))
+	}
+	at.Remote, err = self.Remote(c.region.Name())
+	return at, err
 }
 
 // Outcomes says of each block whether it is pinned: Done.
@@ -225,14 +284,25 @@ func (p *Pin) View(f func(blocks [][]byte) error) error {
 		return err
 	}
 	defer c.ops.Done()
+	release, err := p.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	return f(p.blocks)
+}
+
+// Hold keeps the blocks in their places for a transfer from or to them until release, which is
+// called once; also if the pin ends meanwhile. Cache.Close does not wait for it: it looks for the
+// proof that the transfer has ended.
+func (p *Pin) Hold() (release func(), err error) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.ended {
-		p.mu.Unlock()
-		return ErrPinEnded
+		return nil, ErrPinEnded
 	}
 	p.views++
-	p.mu.Unlock()
-	defer func() {
+	return func() {
 		p.mu.Lock()
 		p.views--
 		last := p.ended && p.views == 0
@@ -240,8 +310,7 @@ func (p *Pin) View(f func(blocks [][]byte) error) error {
 		if last {
 			p.release()
 		}
-	}()
-	return f(p.blocks)
+	}, nil
 }
 
 // Close ends the pin. It does not wait for a View, whose blocks stay for as long.
@@ -270,6 +339,11 @@ func (p *Pin) release() {
 		if i != none {
 			c.unpin(i)
 		}
+	}
+	if p.endClaim != nil {
+		c.places.giveBackAll(p.slots)
+		p.endClaim()
+		c.freed()
 	}
 	c.endHold(p.n.id, p.bytes)
 	c.wakeKeeper() // its quota may be over

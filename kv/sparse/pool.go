@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/sluicehq/sluice/csrc/sparse"
@@ -125,14 +126,29 @@ type Step struct {
 	Batch  Batch  // what Lookup asks; set before
 	Misses Misses // of Lookup
 
+	// Page is how many bytes further block 1 of Batch.Blocks begins than block 0; 0: as many as the
+	// entries of a block take. With another one Misses.From is in units of the greatest divisor
+	// that it has in common with the stride.
+	Page uint64
+	// Pins keep the memory where all entries lie as it is while Fetch or Store moves bytes; set
+	// before.
+	Pins []Holder
+
 	pool     *Pool
 	from     *engine.Remote
 	stride   uint64
+	unit     uint64 // bytes that Misses.From counts
 	read     *engine.Transfer
 	write    *engine.Transfer
 	underWay *engine.Transfer // nil: none
+	releases []func()         // of Pins
 	owed     bool             // the slots of Misses have not got their bytes
 	sets     []uint32         // whose owner it is
+}
+
+// Holder is a cache.Pin: nobody else gets its memory from a Hold that succeeds until release.
+type Holder interface {
+	Hold() (release func(), err error)
 }
 
 // NewStep makes a step whose entries lie in a region of a peer, stride bytes apart; engine.Self is
@@ -143,7 +159,7 @@ func (p *Pool) NewStep(peer *engine.Peer, from *engine.Remote, stride uint64,
 		return nil, fmt.Errorf("sparse pool: entries of %d bytes, %d apart where all lie: %w",
 			p.cfg.Entry, stride, driver.ErrBounds)
 	}
-	s = &Step{pool: p, from: from, stride: stride}
+	s = &Step{pool: p, from: from, stride: stride, unit: stride}
 	if s.read, err = p.cfg.Engine.NewTransfer(peer, engine.Read, route); err != nil {
 		return nil, err
 	}
@@ -184,13 +200,51 @@ func (s *Step) check() error {
 }
 
 func (s *Step) lookup() error {
-	if err := s.claimSets(); err != nil {
+	err := s.setUnit()
+	if err == nil {
+		err = s.claimSets()
+	}
+	if err != nil {
 		s.Misses.Slots, s.owed = s.Misses.Slots[:0], false
 		return err
 	}
-	err := s.pool.table.Lookup(&s.Batch, &s.Misses)
+	err = s.pool.table.Lookup(&s.Batch, &s.Misses)
 	s.owed = len(s.Misses.Slots) > 0
+	s.countUnits()
 	return err
+}
+
+// strideMax bounds what is computed with in 64 bits.
+const strideMax = 1 << 31
+
+func (s *Step) setUnit() error {
+	s.unit = s.stride
+	if s.Page == 0 {
+		return nil
+	}
+	if s.Page > strideMax || s.stride > strideMax {
+		return fmt.Errorf("look up: pages of %d bytes, entries %d apart, at most %d: %w", s.Page,
+			s.stride, strideMax, driver.ErrBounds)
+	}
+	for rest := s.Page; rest > 0; {
+		s.unit, rest = rest, s.unit%rest
+	}
+	return nil
+}
+
+// countUnits has From count units where blocks do not lie one behind the other.
+func (s *Step) countUnits() {
+	if s.Page == 0 {
+		return
+	}
+	page, entry := s.Page/s.unit, s.stride/s.unit
+	for i, from := range s.Misses.From {
+		at := uint64(from>>s.Batch.Shift)*page + uint64(from&(1<<s.Batch.Shift-1))*entry
+		if from == None || at >= uint64(None) {
+			at = uint64(None)
+		}
+		s.Misses.From[i] = uint32(at)
+	}
 }
 
 // claimSets reserves the sets of the batch for this step until releaseSets.
@@ -239,6 +293,11 @@ func (s *Step) begin(t *engine.Transfer, bases []uint64) error {
 		err = fmt.Errorf("%d bases, the pool has %d layers: %w", len(bases), p.cfg.Layers,
 			driver.ErrBounds)
 	}
+	if err == nil && slices.Contains(s.Misses.From, None) {
+		err = fmt.Errorf("an entry lies further than 32 bits count units of %d bytes: take a "+
+			"stride that has a greater divisor in common with the page: %w", s.unit,
+			driver.ErrBounds)
+	}
 	for layer, base := range bases {
 		if err != nil {
 			break
@@ -246,18 +305,40 @@ func (s *Step) begin(t *engine.Transfer, bases []uint64) error {
 		err = t.AddPattern(p.cfg.Memory, s.from, engine.Pattern{
 			Run: p.cfg.Entry, Count: len(s.Misses.Slots),
 			Local:  engine.Side{Base: p.At(layer, 0), Stride: p.stride, List: s.Misses.Slots},
-			Remote: engine.Side{Base: base, Stride: s.stride, List: s.Misses.From},
+			Remote: engine.Side{Base: base, Stride: s.unit, List: s.Misses.From},
 		})
+	}
+	if err == nil {
+		err = s.hold()
 	}
 	if err == nil {
 		err = t.Post()
 	}
 	if err != nil {
+		s.letGo()
 		s.forget()
 		return err
 	}
 	s.underWay = t
 	return nil
+}
+
+func (s *Step) hold() error {
+	for _, pin := range s.Pins {
+		release, err := pin.Hold()
+		if err != nil {
+			return fmt.Errorf("keep the entries in their places: %w", err)
+		}
+		s.releases = append(s.releases, release)
+	}
+	return nil
+}
+
+func (s *Step) letGo() {
+	for _, release := range s.releases {
+		release()
+	}
+	s.releases = s.releases[:0]
 }
 
 // Done is signalled when what Fetch or Store began has ended, for Wait; nil: nothing is under way.
@@ -299,6 +380,7 @@ func (s *Step) Abort(ctx context.Context) error {
 	t := s.underWay
 	if t.Err() == nil { // it had ended before
 		s.underWay = nil
+		s.letGo()
 		s.forget()
 		return nil
 	}
@@ -310,20 +392,23 @@ func (s *Step) Abort(ctx context.Context) error {
 }
 
 // end takes the outcome of what has ended. Without the proof that nothing lands in the pool any
-// more no slot may be another entry's, of any step.
+// more no slot may be another entry's, of any step; without any proof what is held stays so.
 func (s *Step) end(ctx context.Context) error {
 	t := s.underWay
 	s.underWay = nil
 	err := t.Err()
 	if err == nil {
 		s.owed = false
+		s.letGo()
 		s.releaseSets()
 		return nil
 	}
 	proof := t.Abort(ctx) // it has ended: this asks how
 	if proof != nil {
 		err = fmt.Errorf("%w: %w", err, proof)
+		s.releases = nil
 	}
+	s.letGo()
 	if proof != nil && !errors.Is(proof, driver.ErrUnproven) { // that is about the peer's memory
 		s.pool.broken.CompareAndSwap(nil, &err)
 		return err

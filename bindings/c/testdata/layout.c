@@ -126,7 +126,7 @@ int main(void)
 	AT(sluice_sparse_batch, sets), AT(sluice_sparse_batch, entries),
 	    AT(sluice_sparse_batch, blocks), AT(sluice_sparse_batch, starts);
 	AT(sluice_sparse_batch, slots), AT(sluice_sparse_batch, missed),
-	    AT(sluice_sparse_batch, counts);
+	    AT(sluice_sparse_batch, counts), AT(sluice_sparse_batch, page);
 	VALUE(SLUICE_OK), VALUE(SLUICE_PENDING), VALUE(SLUICE_ERR_HANDLE),
 	VALUE(SLUICE_ERR_ARGUMENT), VALUE(SLUICE_ERR_FORK);
 	VALUE(SLUICE_ERR_SPACE), VALUE(SLUICE_ERR_SYSTEM), VALUE(SLUICE_ERR_CLOSED),

@@ -101,6 +101,8 @@ static void misuse(void)
 	WANT(SLUICE_ERR_BOUNDS, sluice_sparse_lookup(step, &b, &count));
 	b = batch(), b.sets_count = 0;
 	WANT(SLUICE_ERR_BOUNDS, sluice_sparse_lookup(step, &b, &count));
+	b = batch(), b.page = UINT64_MAX;
+	WANT(SLUICE_ERR_BOUNDS, sluice_sparse_lookup(step, &b, &count));
 	b = batch(), b.shift = 32;
 	WANT(SLUICE_ERR_BOUNDS, sluice_sparse_lookup(step, &b, &count));
 	b = batch();
@@ -143,6 +145,7 @@ static void run_steps(void)
 	OK(sluice_sparse_fd(step, &ready.fd));
 	for (uint32_t round = 0; round < 50; round++) {
 		entries[5] = SLUICE_SPARSE_NONE;
+		b.page = round % 2 ? STRIDE << SHIFT : 0;
 		OK(sluice_sparse_lookup(step, &b, &count));
 		TRUE(counts[0] + counts[1] == count);
 		TRUE(round ? count <= 2 : count == SETS * N - 1);

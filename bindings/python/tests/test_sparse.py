@@ -111,6 +111,25 @@ def test_lists(node: Node) -> None:
     assert np.shares_memory(again.slots, found.slots)
 
 
+def test_pages() -> None:
+    """The layers of a block lie one behind the other in a page of it."""
+    node = Node(layers=2)
+    pages, page = node.all.reshape(-1, 2, BLOCK, STRIDE), 2 * BLOCK * STRIDE
+    entries = node.some(32)
+    found = node.step.lookup(entries, node.blocks, block=BLOCK, page=page)
+    node.step.fetch(0, BLOCK * STRIDE)
+    node.step.wait(LIMIT)
+    chosen = node.blocks[np.arange(2)[:, None], entries // BLOCK]
+    for layer in range(2):
+        at = node.pool.at(found.slots, layer)[..., None] + np.arange(656)
+        want = pages[chosen, layer, entries % BLOCK, :656]
+        assert np.array_equal(node.near[at.astype(np.int64)], want)
+    assert node.step.warm(entries[None], node.blocks, block=BLOCK, page=page) == 0
+    with pytest.raises(sluice.BoundsError, match="pages of 2147483649 bytes"):
+        node.step.lookup(entries, node.blocks, block=BLOCK, page=(1 << 31) + 1)
+    node.close()
+
+
 def test_lists_of_another_thread(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the library writes to is there to the end of a call, whatever other threads call."""
     step, batch, warm = node.step, node.step._batch, lib.sparse_warm

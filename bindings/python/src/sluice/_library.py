@@ -293,6 +293,7 @@ class SparseBatch(ctypes.Structure):
         ("slots", c_void_p),
         ("missed", c_void_p),
         ("counts", c_void_p),
+        ("page", c_uint64),
     ]
 
 

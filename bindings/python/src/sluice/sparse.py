@@ -110,14 +110,15 @@ class Step(Closing):
                                   ctypes.byref(route), ctypes.byref(self._out)))
 
     def lookup(self, entries: Any, blocks: Any, *, block: int = 64, sets: Any = None,
-               starts: Any = None) -> Found:
+               starts: Any = None, page: int = 0) -> Found:
         """Finds the slots of entries, a row of numbers for each set, and gives those that are in
         none the slots of others that have not been asked for longest. Until `fetch` or `store`, and
         `wait`, have returned, those that are missed have other bytes. What was not brought by the
         next lookup is missed again.
 
         Entry e lies at place `e % block` of the block `blocks[set][e // block]` of the remote; a
-        block has a power of two of entries. Sets are 0, 1, 2 and so on unless named, in ascending
+        block has a power of two of entries, and block 1 begins `page` bytes behind block 0: by
+        itself as many as its entries take. Sets are 0, 1, 2 and so on unless named, in ascending
         order. With `starts`, blocks are one list, in which those of row i begin at starts[i], and
         the last ones end.
 
@@ -126,7 +127,7 @@ class Step(Closing):
         has changed then.
         """
         asked = _words(entries, 2, "entries")
-        batch, found, keep = self._batch(asked.shape, blocks, block, sets, starts)
+        batch, found, keep = self._batch(asked.shape, blocks, block, sets, starts, page)
         count = ctypes.c_size_t()
         batch.entries, batch.missed = asked.ctypes.data, found.missed.ctypes.data
         check(lib.sparse_lookup(self._out.value, ctypes.byref(batch), ctypes.byref(count)))
@@ -134,13 +135,13 @@ class Step(Closing):
         return found._replace(missed=found.missed[: count.value])
 
     def warm(self, windows: Any, blocks: Any, *, block: int = 64, sets: Any = None,
-             starts: Any = None) -> int:
+             starts: Any = None, page: int = 0) -> int:
         """Looks up one window behind the other, the top-k of the last queries of a prefill: an
         array of rows as for `lookup` for each window. Returns how many entries `fetch` is to bring,
         so that the first steps of decode miss no more than later ones.
         """
         asked = _words(windows, 3, "windows")
-        batch, found, keep = self._batch(asked.shape[1:], blocks, block, sets, starts)
+        batch, found, keep = self._batch(asked.shape[1:], blocks, block, sets, starts, page)
         count = ctypes.c_size_t()
         batch.entries = asked.ctypes.data
         check(lib.sparse_warm(self._out.value, ctypes.byref(batch), len(asked),
@@ -148,8 +149,8 @@ class Step(Closing):
         del found, keep
         return count.value
 
-    def _batch(self, shape: Any, blocks: Any, block: int, sets: Any,
-               starts: Any) -> tuple[_library.SparseBatch, Found, list[Array]]:
+    def _batch(self, shape: Any, blocks: Any, block: int, sets: Any, starts: Any,
+               page: int) -> tuple[_library.SparseBatch, Found, list[Array]]:
         """A batch without entries, and what holds its lists: another thread may have the step make
         others meanwhile.
         """
@@ -172,7 +173,8 @@ class Step(Closing):
         batch = _library.SparseBatch(
             sets_count=count, entries_count=n, shift=block.bit_length() - 1,
             sets=named.ctypes.data, blocks=rows.ctypes.data, starts=begins.ctypes.data,
-            slots=found.slots.ctypes.data, counts=found.counts.ctypes.data)
+            slots=found.slots.ctypes.data, counts=found.counts.ctypes.data,
+            page=number(page, "page"))
         batch.size = ctypes.sizeof(batch)
         return batch, found, [rows, begins, named]
 
