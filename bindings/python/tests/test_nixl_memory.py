@@ -192,7 +192,7 @@ def test_ranges_that_hold_another_together() -> None:
 
     def covered(address: int, length: int, *without: int, writable: bool = True) -> bool:
         r = places.Range(b.DRAM_SEG, address, length, 0, "", "", writable=writable)
-        return table.cover(r, {str(i) for i in without})
+        return table.covered([r], {str(i) for i in without}) == [r]
 
     assert covered(0, 400) and not covered(0, 401) and not covered(0, 400, 4)
     assert covered(0, 200, 4, writable=False) and not covered(0, 200, 4)  # a part is read alone

@@ -103,10 +103,10 @@ class Memory(Closing):
 class Region(Closing):
     """A registered range, known to peers by its name. Its engine holds it until `close`."""
 
-    def __init__(self, engine: Engine, name: str, located: Located) -> None:
+    def __init__(self, engine: Engine, name: str, located: Located, length: int = 0) -> None:
         self.engine, self.name = engine, name
         self._out = ctypes.c_uint64()  # as for Memory
-        self.length: int = located.segment.length
+        self.length: int = length or located.segment.length
         self._located = located
 
     @property
@@ -145,11 +145,12 @@ class Region(Closing):
             self._forget()
 
     def _forget(self) -> None:
-        self.engine._holds.pop(id(self), None)
+        if self._located.keep is not None:
+            self.engine._holds.pop(id(self), None)
+            self._located.release()
         if self.engine._regions.get(self.name) is self:
             # and no other of that name, registered since
             del self.engine._regions[self.name]
-        self._located.release()
         self._out.value = 0  # the last: after an interrupt close goes on here
 
     def __repr__(self) -> str:
@@ -226,7 +227,7 @@ def grow(call: object, room: int) -> bytes:
         code = call(buffer, room, ctypes.byref(length))
         if code != SPACE:
             check(code)
-            return buffer.raw[: length.value]
+            return ctypes.string_at(buffer, length.value)
         room = length.value + length.value // 8  # it may have grown meanwhile
 
 

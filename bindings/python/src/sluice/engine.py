@@ -205,15 +205,20 @@ class Engine(Closing):
         return self._register_many([(name, self._locate(source)) for name, source in sources])
 
     def _register_many(self, named: list[tuple[str, Located]]) -> list[Region]:
-        names = (ctypes.c_char_p * len(named))(*[text(name, "the name of a region")
-                                                 for name, _ in named])
-        segments = (_library.Segment * len(named))(*[at.segment for _, at in named])
-        handles = (ctypes.c_uint64 * len(named))()
-        regions = [Region(self, name, at) for name, at in named]
+        return self._register_all(
+            [text(name, "the name of a region") for name, _ in named],
+            (_library.Segment * len(named))(*[at.segment for _, at in named]),
+            [Region(self, name, at) for name, at in named])
+
+    def _register_all(self, texts: list[bytes], segments: Any, regions: list[Region]) -> list[
+            Region]:
+        names = (ctypes.c_char_p * len(texts))(*texts)
+        handles = (ctypes.c_uint64 * len(texts))()
         try:  # an interrupt may come anywhere
             for region in regions:
-                self._holds[id(region)] = region._located
-            check(lib.register_many(self._handle, names, segments, len(named), handles))
+                if region._located.keep is not None:
+                    self._holds[id(region)] = region._located
+            check(lib.register_many(self._handle, names, segments, len(texts), handles))
             for region, handle in zip(regions, handles):
                 region._out.value = handle
                 self._regions[region.name] = region
@@ -229,8 +234,8 @@ class Engine(Closing):
         """Closes regions of this engine by one call of the library, in order and up to the first
         that cannot be closed.
         """
-        listed = [region for region in regions if region._handle]
-        handles = (ctypes.c_uint64 * len(listed))(*[region._handle for region in listed])
+        listed = [region for region in regions if region._out.value]
+        handles = (ctypes.c_uint64 * len(listed))(*[region._out.value for region in listed])
         done = not lib.region_close_many(handles, len(listed))
         for region in listed:
             if done:
@@ -243,7 +248,7 @@ class Engine(Closing):
 
         A program that has them can reach those regions: send them over a channel that you trust.
         """
-        handles = (ctypes.c_uint64 * len(regions))(*[r._handle for r in regions])
+        handles = (ctypes.c_uint64 * len(regions))(*[r._out.value for r in regions])
         told = grow(lambda buffer, room, n: lib.describe(self._handle, handles, len(regions),
             buffer, room, n), self._told)
         self._told = max(4096, len(told) + len(told) // 8)

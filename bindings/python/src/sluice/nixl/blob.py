@@ -18,6 +18,7 @@ _HEAD = struct.Struct("<BHII")  # whole, bytes of the name, ranges, bytes of the
 _RANGE = np.dtype([("kind", "u1"), ("device", "<u4"), ("address", "<u8"), ("length", "<u8"),
                    ("number", "<u4")])  # packed
 _MOST = 256 << 20  # bytes when unpacked
+_STORED_MOST = 0xFFFF  # bytes of a block of RFC 1951 that is not compressed
 
 
 @dataclass
@@ -33,10 +34,27 @@ class Metadata:
 def encode(m: Metadata) -> bytes:
     name = m.agent.encode()
     head = _HEAD.pack(m.whole, len(name), len(m.ranges), len(m.description))
-    rows = np.array([(r.kind._value_, r.device, r.address, r.length, int(r.name))
-                     for r in m.ranges], _RANGE)
-    packed = zlib.compress(b"".join((head, name, rows.tobytes(), m.description)), 1)
+    rows = np.empty(len(m.ranges), _RANGE)
+    rows["kind"] = [r.kind._value_ for r in m.ranges]
+    rows["device"] = [r.device for r in m.ranges]
+    rows["address"] = [r.address for r in m.ranges]
+    rows["length"] = [r.length for r in m.ranges]
+    rows["number"] = [int(r.name) for r in m.ranges]
+    packed = _packed(b"".join((head, name, rows.tobytes())), m.description)
     return _MAGIC + struct.pack("<I", zlib.crc32(packed)) + packed
+
+
+def _packed(head: bytes, tail: bytes) -> bytes:
+    """A stream of zlib whose tail is stored as it is: most of it are random secrets, which take
+    long and become little shorter.
+    """
+    c = zlib.compressobj(1)
+    parts = [c.compress(head), c.flush(zlib.Z_FULL_FLUSH)]
+    for at in range(0, max(1, len(tail)), _STORED_MOST):
+        part = tail[at : at + _STORED_MOST]
+        last = at + _STORED_MOST >= len(tail)
+        parts += struct.pack("<BHH", last, len(part), len(part) ^ 0xFFFF), part
+    return b"".join(parts) + struct.pack(">I", zlib.adler32(tail, zlib.adler32(head)))
 
 
 def decode(data: bytes) -> Metadata:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import stat
@@ -10,9 +11,12 @@ import weakref
 from contextlib import suppress
 from typing import Any, Iterable, Optional
 
-from .. import errors
+import numpy as np
+
+from .. import _library, errors
 from .._region import Region
 from .._segments import DeviceMemory, Located, host, locate
+from ..engine import Engine
 from . import bindings as b
 from . import lists, paths, plugins
 from .backends import Backends, logger
@@ -20,6 +24,7 @@ from .handles import nixl_xfer_handle, translated
 from .places import Kind, Places, Range
 
 _COVERED_MOST = 1024
+_NOTHING_KEPT = host(1, 1)  # memory by its address stays where it is by the program's word
 
 
 class Memory(Backends):
@@ -82,41 +87,49 @@ class Memory(Backends):
             raise b.nixlNotFoundError(f"no backend of this agent serves {kind.name}")
         with self._lock:
             engine = self._open(descs.rows[:, 2].tolist() if kind == b.VRAM_SEG else ())
-            names: list[str] = []
-            named: list[tuple[str, Located]] = []
-            back = self._again(kind, descs.rows.tolist())
-            fresh = [(row, meta) for row, meta, known in zip(descs.rows.tolist(), descs._metas(),
-                                                             back) if known is None]
+            rows, metas = descs.rows.tolist(), descs._metas()
+            again = self._again(kind, rows)
+            if again:
+                fresh = [i for i in range(len(rows)) if i not in again]
+                rows, metas = [rows[i] for i in fresh], [metas[i] for i in fresh]
+            names = [str(n) for n in itertools.islice(self._numbers, len(rows))]
             try:
                 with translated():
-                    for (address, length, device), meta in fresh:
-                        names.append(str(next(self._numbers)))
-                        named.append((names[-1], self._segment(kind, address, length, device, meta,
-                                                               names[-1])))
-                    regions = engine._register_many(named)
+                    if kind == b.DRAM_SEG:
+                        regions = _register_host(engine, names, rows)
+                    else:
+                        regions = engine._register_many([
+                            (name, self._segment(kind, address, length, device, meta, name))
+                            for name, (address, length, device), meta in zip(names, rows, metas)])
             except BaseException:  # also a file that cannot be opened, and an interrupt
-                for name, ((_, _, device), _) in zip(names, fresh):
+                for name, (_, _, device) in zip(names, rows):
                     self._forget_file(kind, device, name)
                 raise
-            for region, ((address, length, device), _) in zip(regions, fresh):
-                self._places.put(Range(kind, address, region.length, device, region.name, region,
-                                       length, region.writable))
-            for known in back:
-                if known is not None:
-                    self._places.put(self._covered.pop(known.name))
+            if kind == b.DRAM_SEG:
+                made = [Range(kind, address, length, device, name, region, length)
+                        for name, region, (address, length, device) in zip(names, regions, rows)]
+            else:
+                made = [Range(kind, address, region.length, device, name, region, length,
+                              region.writable)
+                        for name, region, (address, length, device) in zip(names, regions, rows)]
+            self._places.put(*made, *[self._covered.pop(r.name) for r in again.values()])
         return descs
 
-    def _again(self, kind: b.nixl_mem_t, rows: list[list[int]]) -> list[Optional[Range[Region]]]:
-        """For each row memory that is registered once more, and whose region is there still."""
+    def _again(self, kind: b.nixl_mem_t, rows: list[list[int]]) -> dict[int, Range[Region]]:
+        """By row: memory that is registered once more, and whose region is there still."""
         left = {(r.address, r.length, r.device): r for r in self._covered.values()
                 if r.kind == kind and kind in (b.DRAM_SEG, b.VRAM_SEG)}
-        return [left.pop((address, length, device), None) for address, length, device in rows]
+        found = {}
+        if left:
+            for i, (address, length, device) in enumerate(rows):
+                known = left.pop((address, length, device), None)
+                if known is not None:
+                    found[i] = known
+        return found
 
     def _segment(self, kind: b.nixl_mem_t, address: int, length: int, device: int, meta: bytes,
                  name: str) -> Located:
         """What the engine registers. A file is noted under the name."""
-        if kind == b.DRAM_SEG:
-            return host(address, length)
         if kind == b.VRAM_SEG:
             return locate(DeviceMemory(address, length, device))
         if kind not in (b.FILE_SEG, b.BLK_SEG):
@@ -156,12 +169,14 @@ class Memory(Backends):
             if not ending or self._engine is None:
                 return
             names = {r.name for r in ending}
-            kept = [r for r in ending if r.used and self._places.cover(r, names)]
+            kept = self._places.covered([r for r in ending if r.used], names)
             names_kept = {r.name for r in kept}
             gone = [r for r in ending if r.name not in names_kept]
-            places = {(r.kind, r.device) for r in ending}
-            gone += [r for r in self._covered.values()
-                     if (r.kind, r.device) in places and not self._places.cover(r, names)]
+            if self._covered:
+                places = {(r.kind, r.device) for r in ending}
+                former = [r for r in self._covered.values() if (r.kind, r.device) in places]
+                stay = {r.name for r in self._places.covered(former, names)}
+                gone += [r for r in former if r.name not in stay]
             self._leave({r.name for r in gone}, names)
             self._end(gone)
             for r in kept:
@@ -187,25 +202,31 @@ class Memory(Backends):
             with translated():
                 self._engine.close_many([r.what for r in ranges])
         finally:
-            for r in ranges:
-                if r.what._handle:
-                    continue
-                if self._covered.pop(r.name, None) is None:
-                    self._places.drop(r.name)
-                self._forget_file(r.kind, r.device, r.name)
+            ended = [r for r in ranges if not r.what._out.value]
+            self._places.drop(*[r.name for r in ended if r.name not in self._covered])
+            for r in ended:
+                self._covered.pop(r.name, None)
+                if r.kind in (b.FILE_SEG, b.BLK_SEG):
+                    self._forget_file(r.kind, r.device, r.name)
 
     def _registered(self, descs: b.nixlRegDList) -> list[Range[Region]]:
         """The ranges of a list, each once. One that is listed twice and registered twice is both.
         """
         kind, found = descs.getType(), {}
+        if kind in (b.DRAM_SEG, b.VRAM_SEG):
+            exact = self._places.exactly(kind, descs.rows)
+            if exact is not None:
+                return list({r.name: r for r in exact}.values())
         metas = descs._metas() if kind in (b.FILE_SEG, b.BLK_SEG) else [b""] * descs.descCount()
         for i, (row, meta) in enumerate(zip(descs.rows.tolist(), metas)):
             alike = self._places.alike(kind, *row)
             if not alike:
                 raise b.nixlNotFoundError(f"descriptor {i} is not registered as this range")
-            files = self._files.get((kind, row[2]), {})
-            r = min(alike, key=lambda r: (r.name in found, bool(meta)
-                                          and files[r.name] != paths.parse(meta)))
+            r = alike[0]
+            if len(alike) > 1:
+                files = self._files.get((kind, row[2]), {})
+                r = min(alike, key=lambda r: (r.name in found, bool(meta)
+                                              and files[r.name] != paths.parse(meta)))
             found[r.name] = r
         return list(found.values())
 
@@ -222,6 +243,18 @@ class Memory(Backends):
         if "FILE_SEG" not in plugins.PLUGINS[backend].mems:
             raise b.nixlNotSupportedError(f"{backend} knows nothing of memory")
         return [_query(path) for path in descs._metas()]
+
+
+def _register_host(engine: Engine, names: list[str], rows: list[list[int]]) -> list[Region]:
+    """Host memory by rows of its address and length, without an object of C for each."""
+    segments = (_library.Segment * len(rows))()
+    fields = np.frombuffer(memoryview(segments).cast("B"), np.dtype(_library.Segment))
+    fields["size"], fields["kind"] = ctypes.sizeof(_library.Segment), _library.KIND_HOST
+    fields["host"], fields["length"] = [row[0] for row in rows], [row[1] for row in rows]
+    if not fields["length"].all():
+        raise errors.ArgumentError("memory of 0 bytes cannot be registered")
+    return engine._register_all([name.encode() for name in names], segments, [
+        Region(engine, name, _NOTHING_KEPT, row[1]) for name, row in zip(names, rows)])
 
 
 def _query(path: bytes) -> Optional[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Iterable, Optional
+from typing import Optional, Sequence
 
 from ..engine import Engine
 from ..peer import Peer, Remote
@@ -37,7 +37,7 @@ class Met:
         self._former: Optional[Peer] = None
         self.peer, self.outbox = peer, Outbox(peer)
 
-    def learn(self, description: bytes, ranges: Iterable[Range[Remote]], whole: bool) -> None:
+    def learn(self, description: bytes, ranges: Sequence[Range[Remote]], whole: bool) -> None:
         """Adds ranges of its memory, or puts them in the place of all. Of a range that is known the
         object stays: lists that were prepared refer to it.
         """
@@ -46,10 +46,10 @@ class Met:
             self.places, self.told = Places(), {}
         self.description = description
         for r in ranges:
-            old = known.get(r.name, r)
+            old = known.setdefault(r.name, r)
             old.what = r.what
-            self.places.put(old)
             self.told[r.name] = description
+        self.places.put(*[known[r.name] for r in ranges])
 
     def connect(self, engine: Engine, timeout: float) -> tuple[Peer, dict[str, Remote]]:
         """The same agent by new connections, and the ranges of its memory by their names."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Container, Generic, Optional, Tuple, TypeVar
+from typing import Any, Container, Generic, Iterable, Optional, Tuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from .bindings import Rows, nixl_mem_t, nixlNotFoundError
 
 T = TypeVar("T")
 Kind = Tuple[nixl_mem_t, int]  # of memory, and the device
-Span = Tuple[Kind, int, int]  # its address and length
 
 
 @dataclass
@@ -152,6 +151,7 @@ class Pattern:
 
 
 PATTERN_LEAST = 8  # below it a pattern saves nothing
+_MANY = 32  # ranges for which a whole list is sorted, or read
 _INDICES = (1 << 32) - 1  # of a pattern: the next one is such a number, too
 
 
@@ -173,7 +173,6 @@ class Places(Generic[T]):
 
     def __init__(self) -> None:
         self._ranges: dict[str, Range[T]] = {}
-        self._alike: dict[Span, dict[str, Range[T]]] = {}  # the same, by what lists say
         # the same by where they lie: address, length, number of the call of put, name
         self._lists: dict[Kind, list[tuple[int, int, int, str]]] = {}
         self._entries: dict[str, tuple[int, int, int, str]] = {}
@@ -181,48 +180,98 @@ class Places(Generic[T]):
         self._numbers = itertools.count()
         self._sorted: dict[Kind, _Table[T]] = {}
 
-    def put(self, r: Range[T]) -> None:
-        if r.name in self._ranges:
-            self.drop(r.name)
-        self._ranges[r.name] = r
-        key = (r.kind, r.device)
-        entry = self._entries[r.name] = (r.address, r.length, next(self._numbers), r.name)
-        bisect.insort(self._lists.setdefault(key, []), entry)
-        self._longest[key] = max(r.length, self._longest.get(key, 0))
-        self._alike.setdefault(_span(r), {})[r.name] = r
-        self._sorted.pop(key, None)
+    def put(self, *ranges: Range[T]) -> None:
+        fresh: dict[Kind, list[tuple[int, int, int, str]]] = {}
+        key, mine = None, []
+        for r in ranges:
+            name = r.name
+            if name in self._ranges:
+                self.drop(name)
+            if (r.kind, r.device) != key:
+                key = (r.kind, r.device)
+                mine = fresh.setdefault(key, [])
+            self._ranges[name] = r
+            entry = self._entries[name] = (r.address, r.length, next(self._numbers), name)
+            mine.append(entry)
+        for key, entries in fresh.items():
+            mine = self._lists.setdefault(key, [])
+            if len(entries) < _MANY:
+                for entry in entries:
+                    bisect.insort(mine, entry)
+            else:
+                mine += entries
+                mine.sort()
+            self._longest[key] = max(self._longest.get(key, 0), *[e[1] for e in entries])
+            self._sorted.pop(key, None)
 
-    def drop(self, name: str) -> None:
-        r, entry = self._ranges.pop(name), self._entries.pop(name)
-        key, span = (r.kind, r.device), _span(r)
-        mine = self._lists[key]
-        del mine[bisect.bisect_left(mine, entry)]
-        if not mine:
-            del self._lists[key], self._longest[key]
-        del self._alike[span][name]
-        if not self._alike[span]:
-            del self._alike[span]
-        self._sorted.pop(key, None)
+    def drop(self, *names: str) -> None:
+        gone: dict[Kind, set[str]] = {}
+        for name in names:
+            r = self._ranges.pop(name)
+            gone.setdefault((r.kind, r.device), set()).add(name)
+        for key, those in gone.items():
+            mine = self._lists[key]
+            if len(those) < _MANY:
+                for name in those:
+                    del mine[bisect.bisect_left(mine, self._entries[name])]
+            else:
+                mine[:] = [entry for entry in mine if entry[3] not in those]
+            if not mine:
+                del self._lists[key], self._longest[key]
+            self._sorted.pop(key, None)
+        for name in names:
+            del self._entries[name]
 
     def all(self) -> list[Range[T]]:
         return list(self._ranges.values())
 
+    def exactly(self, kind: nixl_mem_t, rows: Rows) -> Optional[list[Range[T]]]:
+        """The ranges of rows, where each row is all of just one that begins there; else None."""
+        if len(rows) < _MANY or (rows[:, 2] != rows[0, 2]).any():
+            return None
+        table = self._table((kind, int(rows[0, 2])))
+        at = np.searchsorted(table.starts, rows[:, 0])
+        ends = np.searchsorted(table.starts, rows[:, 0], "right")
+        if (ends - at != 1).any() or (table.lengths[at] != rows[:, 1]).any():
+            return None
+        return [table.ranges[i] for i in at.tolist()]
+
     def alike(self, kind: nixl_mem_t, address: int, length: int, device: int) -> list[Range[T]]:
         """Those that are registered as this range, neither more nor less; the latest first."""
-        return list(reversed(self._alike.get(((kind, device), address, length), {}).values()))
+        mine, found = self._lists.get((kind, device), []), []
+        for i in range(bisect.bisect_left(mine, (address,)), len(mine)):
+            at, _, number, name = mine[i]
+            if at != address:
+                break
+            r = self._ranges[name]
+            if length == (r.length if r.listed < 0 else r.listed):
+                found.append((number, r))
+        if len(found) > 1:
+            found.sort(key=lambda of: -of[0])
+        return [r for _, r in found]
 
-    def cover(self, r: Range[T], without: Container[str]) -> bool:
-        """Whether ranges that are not named hold all of its bytes together, and may be written
-        where it may.
+    def covered(self, ranges: Iterable[Range[T]], without: Container[str]) -> list[Range[T]]:
+        """Those all bytes of which ranges that are not named hold together, and may be written
+        where they may.
         """
-        mine = self._lists.get((r.kind, r.device), [])
+        left: dict[Kind, list[tuple[int, int, int, str]]] = {}
+        found = []
+        for r in ranges:
+            key = (r.kind, r.device)
+            if key not in left:
+                left[key] = [e for e in self._lists.get(key, []) if e[3] not in without]
+            if left[key] and self._cover(r, left[key]):
+                found.append(r)
+        return found
+
+    def _cover(self, r: Range[T], mine: list[tuple[int, int, int, str]]) -> bool:
         at, end = r.address, r.address + r.length
-        first = bisect.bisect_left(mine, (at - self._longest.get((r.kind, r.device), 0),))
+        first = bisect.bisect_left(mine, (at - self._longest[(r.kind, r.device)],))
         for i in range(first, len(mine)):
             address, length, _, name = mine[i]
             if address > at:
                 return False  # nothing holds the byte there
-            if name not in without and self._ranges[name].writable >= r.writable:
+            if self._ranges[name].writable >= r.writable:
                 at = max(at, address + length)
             if at >= end:
                 return True
@@ -264,9 +313,7 @@ class Places(Generic[T]):
         if not without:
             return self.locate(at.ranges[0].kind, rows)
         others: Places[T] = Places()
-        for r in self._ranges.values():
-            if r.name not in without:
-                others.put(r)
+        others.put(*[r for r in self._ranges.values() if r.name not in without])
         return others.locate(at.ranges[0].kind, rows)
 
     def _locate_lone(self, kind: nixl_mem_t, rows: Rows) -> Optional[Located[T]]:
@@ -331,14 +378,10 @@ class Places(Generic[T]):
         if table is None:
             mine = self._lists.get(key, [])
             table = self._sorted[key] = _Table(
-                np.array([address for address, *_ in mine], np.uint64),
-                np.array([length for _, length, *_ in mine], np.uint64),
-                [self._ranges[name] for *_, name in mine])
+                np.array([entry[0] for entry in mine], np.uint64),
+                np.array([entry[1] for entry in mine], np.uint64),
+                [self._ranges[entry[3]] for entry in mine])
         return table
-
-
-def _span(r: Range[Any]) -> Span:
-    return (r.kind, r.device), r.address, r.length if r.listed < 0 else r.listed
 
 
 def by_value(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64],
