@@ -206,19 +206,18 @@ class Engine(Closing):
 
     def _register_many(self, named: list[tuple[str, Located]]) -> list[Region]:
         return self._register_all(
-            [text(name, "the name of a region") for name, _ in named],
+            (ctypes.c_char_p * len(named))(*[text(name, "the name of a region")
+                                             for name, _ in named]),
             (_library.Segment * len(named))(*[at.segment for _, at in named]),
             [Region(self, name, at) for name, at in named])
 
-    def _register_all(self, texts: list[bytes], segments: Any, regions: list[Region]) -> list[
-            Region]:
-        names = (ctypes.c_char_p * len(texts))(*texts)
-        handles = (ctypes.c_uint64 * len(texts))()
+    def _register_all(self, names: Any, segments: Any, regions: list[Region]) -> list[Region]:
+        handles = (ctypes.c_uint64 * len(regions))()
         try:  # an interrupt may come anywhere
             for region in regions:
                 if region._located.keep is not None:
                     self._holds[id(region)] = region._located
-            check(lib.register_many(self._handle, names, segments, len(texts), handles))
+            check(lib.register_many(self._handle, names, segments, len(regions), handles))
             for region, handle in zip(regions, handles):
                 region._out.value = handle
                 self._regions[region.name] = region

@@ -139,11 +139,14 @@ def _rows(descs: Any) -> Rows:
         return descs.astype(np.uint64)
     if set(map(len, descs)) != {3}:
         raise TypeError("descriptors: want (address, length, device) each")
+    return _numbers(itertools.chain.from_iterable(descs)).reshape(len(descs), 3)
+
+
+def _numbers(of: Iterable[Any]) -> Rows:
     try:
-        flat = array.array("Q", itertools.chain.from_iterable(descs))
+        return np.frombuffer(array.array("Q", of), np.uint64)
     except (TypeError, OverflowError) as e:
         raise RuntimeError(f"descriptors: {e}") from None
-    return np.frombuffer(flat, np.uint64).reshape(len(descs), 3)
 
 
 class _List:
@@ -262,11 +265,17 @@ class nixlRegDList(_List):
         if set(map(len, descs)) != {4}:
             raise TypeError("want (address, length, device, meta) each")
         *columns, metas = zip(*descs)
-        try:
-            about = list(map(as_bytes, metas))
-        except TypeError as e:
-            raise RuntimeError(str(e)) from None  # as the wheel has it
-        self._extend(list(zip(*columns)))
+        if set(map(type, metas)) == {str} and not any(metas):  # as mostly
+            about = [b""] * len(metas)
+        else:
+            try:
+                about = list(map(as_bytes, metas))
+            except TypeError as e:
+                raise RuntimeError(str(e)) from None  # as the wheel has it
+        rows = np.empty((len(descs), 3), np.uint64)
+        for i, column in enumerate(columns):
+            rows[:, i] = _numbers(column)
+        self._extend(rows)
         self._about += about
 
     def __getitem__(self, i: int) -> tuple[int, int, int, bytes]:

@@ -247,13 +247,18 @@ class Memory(Backends):
 
 def _register_host(engine: Engine, names: list[str], rows: list[list[int]]) -> list[Region]:
     """Host memory by rows of its address and length, without an object of C for each."""
+    if not rows:
+        return []
     segments = (_library.Segment * len(rows))()
     fields = np.frombuffer(memoryview(segments).cast("B"), np.dtype(_library.Segment))
     fields["size"], fields["kind"] = ctypes.sizeof(_library.Segment), _library.KIND_HOST
     fields["host"], fields["length"] = [row[0] for row in rows], [row[1] for row in rows]
     if not fields["length"].all():
         raise errors.ArgumentError("memory of 0 bytes cannot be registered")
-    return engine._register_all([name.encode() for name in names], segments, [
+    texts = ctypes.create_string_buffer("\0".join(names).encode())
+    at: Any = np.cumsum([ctypes.addressof(texts)] + [len(name) + 1 for name in names[:-1]],
+                        dtype=np.uint64)
+    return engine._register_all((ctypes.c_char_p * len(rows)).from_buffer(at), segments, [
         Region(engine, name, _NOTHING_KEPT, row[1]) for name, row in zip(names, rows)])
 
 
