@@ -27,7 +27,7 @@ RACE = ./driver/... ./engine/... ./backends/... ./identity/... ./internal/... ./
 RACE_C = ./csrc/ucx ./csrc/verbs ./csrc/ring ./cuda ./bindings/c
 RACE_C_RUN = ^(TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestNothingLandsAfterRevoke|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestSummerOnDeviceEnds|TestHelpSaysThatSomethingEnded|TestPagesThatMoveHoldUpTheirOwn|TestRace.*|TestTable.*)$$
 
-.PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak stall race cgo timed asan nocgo guest lint fuzz bench bench-peers setup clean
+.PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak stall race cgo timed asan nocgo guest lint fuzz bench bench-peers setup deploy-check clean
 
 all: build
 
@@ -56,8 +56,8 @@ test:
 	$(MAKE) --no-print-directory nocgo
 	$(MAKE) --no-print-directory python
 
-# The rest that decides: what calls C, the race detector, arm64, the guest, groups of ranks, the
-# serving stacks, and last, with nothing beside them, the timed tests.
+# The rest that decides: what calls C, the race detector, arm64, the guest, groups of ranks, what is
+# in deploy, the serving stacks, and last, with nothing beside them, the timed tests.
 test-all: setup
 	$(MAKE) --no-print-directory stacks
 	$(MAKE) --no-print-directory cgo
@@ -65,6 +65,7 @@ test-all: setup
 	$(MAKE) --no-print-directory cross
 	$(MAKE) --no-print-directory guest
 	$(MAKE) --no-print-directory replay-groups
+	$(MAKE) --no-print-directory deploy-check
 	$(MAKE) --no-print-directory test-stacks
 	$(MAKE) --no-print-directory timed
 
@@ -94,6 +95,10 @@ demo:
 # software devices. PKG and RUN choose, ARGS are flags of the test binaries.
 guest:
 	@GO=$(GO) hack/guest/test $(if $(RUN),-r '$(RUN)') $(PKG) -- $(ARGS)
+
+# What is in deploy, by the linters of each kind; it names those that it cannot have.
+deploy-check:
+	@GO=$(GO) hack/deploy-check
 
 race:
 	@$(GOTEST) -race $(RACE)

@@ -549,8 +549,9 @@ func TestCacheDiskLeftAlone(t *testing.T) {
 	require.Regexp(t, `/a .*0 B\n.*/b .*LEFT ALONE: it is tried.*\n.*/c .*LEFT ALONE: it has not`,
 		text.String())
 	w := httptest.NewRecorder()
-	metricsHandler(func() serve.Report { return r }).ServeHTTP(w, httptest.NewRequest(
-		http.MethodGet, "/metrics", nil))
+	alone := &membership{cfg: &cacheConfig{}}
+	operatorHandler(func() serve.Report { return r }, alone, func() {}, alone.ready).ServeHTTP(w,
+		httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for _, want := range []string{`usable{path="/a"} 1`, `usable{path="/b"} 0`,
 		`usable{path="/c"} 0`, `silent{path="/b"} 0`, `silent{path="/c"} 1`} {
 		require.Contains(t, w.Body.String(), "sluice_cache_disk_"+want)

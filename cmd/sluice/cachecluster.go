@@ -37,14 +37,18 @@ type membership struct {
 	say    func(format string, args ...any)
 	member *member.Member // nil: it is none
 
-	mu   sync.Mutex
-	view *directory.View // the last one; nil: none yet
+	mu      sync.Mutex
+	view    *directory.View // the last one; nil: none yet
+	joined  bool
+	trouble string // of the directory; "": none
 }
 
 const (
 	loadPause  = 5 * time.Second // between two looks at how busy the node is
 	leaveLimit = 2 * time.Second
 	reachLimit = 10 * time.Second // for etcd, before a line says that it does not answer
+	// hearLimit is the time in which clients hear that the node has left. Meanwhile it serves them.
+	hearLimit = 250 * time.Millisecond
 )
 
 var errUnreached = fmt.Errorf("not within %v", reachLimit)
@@ -107,8 +111,14 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 		defer cancel()
 		if err := joined.Leave(soon); err != nil {
 			m.say("leaves the cluster once its lease has run out: %v", sentence(err))
+			return
 		}
+		m.say("node %s has left the cluster", node.Name)
+		time.Sleep(hearLimit)
 	}()
+	m.mu.Lock()
+	m.joined = true
+	m.mu.Unlock()
 	m.say("node %s is in the cluster, at %s", node.Name, strings.Join(node.Addresses, ", "))
 
 	ticks := time.NewTicker(loadPause)
@@ -144,7 +154,31 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 			m.say("the directory answers again")
 		}
 		trouble = now
+		m.mu.Lock()
+		m.trouble = now
+		m.mu.Unlock()
 	}
+}
+
+// ready says why clients are not sent to this node yet. That the directory does not answer later is
+// no reason: those that know the node go on.
+func (m *membership) ready() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.cfg.cluster.etcd) > 0 && !m.joined {
+		return errors.New("not in the cluster yet")
+	}
+	return nil
+}
+
+// reached is 1 where the node is in the directory, and that answers.
+func (m *membership) reached() float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.joined && m.trouble == "" {
+		return 1
+	}
+	return 0
 }
 
 // loadOf rounds, so that a node changes its entry of the directory seldom.

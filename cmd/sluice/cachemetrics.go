@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,12 +13,43 @@ import (
 	"github.com/sluicehq/sluice/kv/cache/serve"
 )
 
-// metricsHandler answers /metrics with what a server reports at that moment.
-func metricsHandler(report func() serve.Report) http.Handler {
+// probesMax bounds probes that wait for a cache that hangs.
+const probesMax = 16
+
+// operatorHandler answers /metrics with what a server reports at that moment, and two probes:
+// /healthz once the cache answers, which one that hangs never does, and /readyz where ready returns
+// nil, else why clients are not to come.
+func operatorHandler(report func() serve.Report, m *membership, answers func(),
+	ready func() error) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(cacheMetrics(report))
+	if len(m.cfg.cluster.etcd) > 0 {
+		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "sluice_cache_in_cluster",
+			Help: "1: the node is in the directory, which answers; 0: not yet, or no answer.",
+		}, m.reached))
+	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{}))
+	waiting := make(chan struct{}, probesMax)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case waiting <- struct{}{}:
+			defer func() { <-waiting }()
+		default:
+			http.Error(w, "the cache does not answer", http.StatusServiceUnavailable)
+			return
+		}
+		answers()
+		_, _ = fmt.Fprintln(w, "the cache answers")
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = fmt.Fprintln(w, "ready")
+	})
 	return mux
 }
 

@@ -66,14 +66,14 @@ func newCache() *cobra.Command {
 
 func newCacheServe() *cobra.Command {
 	var path, name, memory string
-	var etcd []string
+	var etcd, listen []string
 	var check bool
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the KV cache of this node to its processes, and to other hosts",
 		Long: `Open the cache that a config describes, with all that a process before has left in it, and
-serve it until SIGTERM or SIGINT: requests that run may then end within drain_timeout, and
-blocks on their way to disks are waited for. A second signal, a second later, ends at once;
+serve it until SIGTERM or SIGINT: it leaves its cluster, requests that run may end within
+drain_timeout, and blocks on their way to disks are waited for. A second signal, a second later, ends at once;
 what was committed is there at the next start in any case. SIGHUP has all that namespaces may
 have read again; a config that is wrong changes nothing.
 
@@ -101,8 +101,13 @@ cluster (docs/cluster.md). To try one, --name and --memory stand for a config.`,
 				return usagef("--config FILE says what to serve, or --name and --memory do: " +
 					"docs/cache.md has an example")
 			}
-			if err == nil && len(etcd) > 0 {
-				cfg.cluster.etcd = etcd
+			if err == nil && len(etcd)+len(listen) > 0 {
+				if len(etcd) > 0 {
+					cfg.cluster.etcd = etcd
+				}
+				if len(listen) > 0 {
+					cfg.listen = listen
+				}
 				err = cfg.check()
 			}
 			if err != nil {
@@ -119,6 +124,8 @@ cluster (docs/cluster.md). To try one, --name and --memory stand for a config.`,
 	c.Flags().StringVar(&name, "name", "", "of a node without a config")
 	c.Flags().StringVar(&memory, "memory", "", "`SIZE` of the memory of a node without a config")
 	c.Flags().StringSliceVar(&etcd, "etcd", nil, "`URL`s of the etcd of a cluster to join")
+	c.Flags().StringSliceVar(&listen, "listen", nil, "`HOST:PORT`s for other hosts, in place of "+
+		"those of the config")
 	c.Flags().BoolVar(&check, "check", false, "read and check the config, and open nothing")
 	return c
 }
@@ -187,24 +194,34 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 	serving, stopServing := context.WithCancel(context.Background())
 	running, stopRunning := context.WithCancel(context.Background())
+	joined, leave := context.WithCancel(context.Background())
+	left := make(chan struct{}) // closed once the directory has been told
 	var parts sync.WaitGroup
 	ended := make(chan error, len(listeners)+4) // results of parts; none should end by itself
 	start := func(part func() error) { parts.Go(func() { ended <- part() }) }
 	defer func() { // so that nothing uses the cache when it is closed
+		leave()
 		stopServing()
 		stopRunning()
 		parts.Wait()
 	}()
+	var draining atomic.Bool
 	if cfg.metrics != "" {
 		l, err := net.Listen("tcp", cfg.metrics)
 		if err != nil {
 			return cfg.wrong("", 0, "metrics", "%w", err)
 		}
 		say("metrics are at http://%v/metrics", l.Addr())
-		server := &http.Server{Handler: metricsHandler(s.Report), ReadTimeout: 10 * time.Second,
+		handler := operatorHandler(s.Report, member, func() { _ = c.Spaces() }, func() error {
+			if draining.Load() {
+				return errors.New("it drains, and ends")
+			}
+			return member.ready()
+		})
+		server := &http.Server{Handler: handler, ReadTimeout: 10 * time.Second,
 			WriteTimeout: 10 * time.Second}
 		start(func() error { return server.Serve(l) })
-		context.AfterFunc(serving, func() { _ = server.Close() })
+		context.AfterFunc(running, func() { _ = server.Close() })
 	}
 	if cfg.events.address != "" {
 		publisher, err := cfg.openEvents(c, say)
@@ -218,7 +235,9 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 		start(func() error { return e.Serve(serving, l) })
 	}
 	if len(cfg.cluster.etcd) > 0 {
-		start(func() error { return member.run(serving, s, listeners) })
+		start(func() error { defer close(left); return member.run(joined, s, listeners) })
+	} else {
+		close(left)
 	}
 	var fs unix.Statfs_t
 	switch path := cfg.cache.Memory.Path; {
@@ -265,12 +284,19 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 		}
 	}
 
-	// Drain: no further peers, no further requests, and what runs may end.
+	// Drain: the directory sends no client here any more; then no further peers, no further
+	// requests, and what runs may end.
 	say("%v: drains for at most %v", context.Cause(ctx), cfg.drainTimeout)
+	draining.Store(true)
 	notifySystemd("STOPPING=1")
-	stopServing()
 	within, cancel = context.WithTimeout(context.Background(), cfg.drainTimeout)
 	defer cancel()
+	leave()
+	select {
+	case <-left:
+	case <-within.Done():
+	}
+	stopServing()
 	if err := errors.Join(s.Drain(within), c.Drain(within)); err != nil {
 		say("%v; what was committed in memory is there at the next start", err)
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -90,4 +91,9 @@ func TestExplainChain(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	require.Contains(t, ok(t, sluice(t, "--version")).stdout, "sluice version ")
+	said := ok(t, sluice(t, "version")).stdout
+	require.Regexp(t, `(?m)^version +\S+\ncommit +\S.*\nbuilt +go1\S+, linux/\w+$`, said)
+	for _, b := range byname.All() {
+		require.Equal(t, isBuilt(b), regexp.MustCompile(`backends.*\b`+b.Name+`\b`).MatchString(said))
+	}
 }

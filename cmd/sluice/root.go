@@ -129,7 +129,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(newReplay(), newLoad(), newBench(), newCache(), newDoctor(), newExplain(),
-		newSimulate(), newPeer())
+		newSimulate(), newVersion(), newPeer())
 	return root
 }
 
