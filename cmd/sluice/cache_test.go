@@ -317,7 +317,7 @@ func TestCacheNetwork(t *testing.T) {
 		table += fmt.Sprintf("%s = %q\n", name, file)
 	}
 	for _, tc := range []struct{ config, client, stranger string }{
-		{"plaintext = true", "tcp:plaintext=true", stranger},
+		{"plaintext = true\nbackends = [\"shm\", \"posix\"]", "tcp:plaintext=true", stranger},
 		{table, member, stranger},
 		{table, member, "tcp:plaintext=true"},
 	} {

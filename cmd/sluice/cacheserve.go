@@ -329,7 +329,8 @@ func servedLine(name string, at []net.Listener, a cache.Attached, s cache.Stats)
 }
 
 // openEngine opens the engine with the backends of the config or, where it names none, with those
-// that its tiers and its listeners need. Its identity is that of the listeners.
+// that its tiers need. Where it listens for other hosts, it has one that reaches them. Its identity
+// is that of the listeners.
 func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.Engine, error) {
 	telling := rate.NewLimiter(1, 8) // who is refused may come at any rate
 	cfg := engine.Config{Name: c.name, Plaintext: c.plaintext,
@@ -371,7 +372,8 @@ func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.
 		}
 		cfg.Backends = append(cfg.Backends, b)
 	}
-	if len(c.backends) == 0 && len(c.listen) > 0 {
+	reachesHosts := func(b driver.Backend) bool { return b.Caps().Reach == driver.Network }
+	if len(c.listen) > 0 && !slices.ContainsFunc(cfg.Backends, reachesHosts) {
 		host, _, _ := net.SplitHostPort(c.listen[0])
 		b, err := tcp.New(tcp.Config{Listen: net.JoinHostPort(host, "0"), Identity: cfg.Identity,
 			Plaintext: cfg.Identity == nil})
