@@ -27,7 +27,7 @@ RACE = ./driver/... ./engine/... ./backends/... ./identity/... ./internal/... ./
 RACE_C = ./csrc/ucx ./csrc/verbs ./csrc/ring ./cuda ./bindings/c
 RACE_C_RUN = ^(TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestNothingLandsAfterRevoke|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestSummerOnDeviceEnds|TestHelpSaysThatSomethingEnded|TestPagesThatMoveHoldUpTheirOwn|TestRace.*|TestTable.*)$$
 
-.PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak stall race cgo timed asan nocgo guest lint fuzz bench bench-peers setup deploy-check clean
+.PHONY: all build demo replay replay-rdma replay-groups bench-rdma test test-all cross soak stall race cgo timed asan nocgo guest lint fuzz bench bench-peers setup deploy-check release clean
 
 all: build
 
@@ -99,6 +99,10 @@ guest:
 # What is in deploy, by the linters of each kind; it names those that it cannot have.
 deploy-check:
 	@GO=$(GO) hack/deploy-check
+
+# What a release has, in dist, with digests: the command, .deb, .rpm, wheel. Of a commit alone.
+release:
+	@GO=$(GO) hack/release
 
 race:
 	@$(GOTEST) -race $(RACE)

@@ -154,7 +154,8 @@ func TestReadmeCluster(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)
 	_, section, _ := strings.Cut(string(text), "### One cache over three nodes")
-	block := strings.Split(section, "```\n")[1]
+	parts := strings.Split(section, "```\n")
+	block := parts[1] + parts[3]
 	var names []string
 	for _, n := range []string{"a", "b", "c"} {
 		name := fmt.Sprintf("readme-%d-%s", os.Getpid(), n)
