@@ -168,7 +168,7 @@ func TestReadmeCluster(t *testing.T) {
 	require.Len(t, lines, 5)
 	require.Regexp(t, `^etcd .*&$`, lines[0])
 
-	servers := exec.Command("sh", "-c", lines[1]+"; wait")
+	servers := exec.Command("sh", "-c", "trap 'trap - TERM; kill 0' TERM; "+lines[1]+"; wait")
 	servers.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	stderr, err := servers.StderrPipe()
 	require.NoError(t, err)
