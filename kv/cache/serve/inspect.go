@@ -124,7 +124,7 @@ type blockText struct {
 }
 
 // Report asks the server how it is. It is told to those alone whom Config.Inspect names, as are
-// Spaces, Find, and a Space's Blocks and Block.
+// Spaces, Find, and a Space's Blocks.
 func (c *Client) Report(ctx context.Context) (Report, error) {
 	return askJSON[Report](ctx, c, kindReport, request{})
 }
@@ -155,7 +155,7 @@ func (s *Space) Blocks(ctx context.Context, from uint32) (list []cache.BlockInfo
 	return list, next, nil
 }
 
-// Block tells of one block, also in words.
+// Block tells of one block, and those whom Config.Inspect names also in words.
 func (s *Space) Block(ctx context.Context, key cache.Key) (b cache.BlockInfo, text string,
 	err error) {
 	told, err := askJSON[blockText](ctx, s.c, kindBlock, s.about([]cache.Key{key}))

@@ -72,6 +72,12 @@ func TestInspect(t *testing.T) {
 	one, _, err = found.Block(ctx, keys[0])
 	require.NoError(t, err)
 	require.Equal(t, cache.Nowhere, one.Found)
+	may.Store(false)
+	one, text, err = found.Block(ctx, keys[1])
+	require.NoError(t, err)
+	require.EqualValues(t, blockBytes, one.Bytes)
+	require.Empty(t, text)
+	may.Store(true)
 
 	// options that were changed hold for namespaces that are open
 	options.Store(&cache.NamespaceOptions{Priority: 5, Quota: [2]uint64{4 * blockBytes}})

@@ -388,10 +388,10 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 	case kindDigest:
 		return nil, s.refusePoll()
 	}
-	if what >= kindReport {
-		if err := s.mayInspect(c, what); err != nil {
-			return nil, err
-		}
+	inspects := s.cfg.Inspect(c.peer)
+	if what >= kindReport && what != kindBlock && !inspects {
+		return nil, fmt.Errorf("what others have in the cache is told to those alone who come by "+
+			"its Unix socket: %w", os.ErrPermission)
 	}
 	switch what {
 	case kindReport:
@@ -458,6 +458,9 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 			return nil, errGarbled
 		}
 		b, text := n.Explain(q.keys[0])
+		if !inspects { // who has the key may have the block
+			text = ""
+		}
 		return json.Marshal(blockText{b, text})
 	}
 	return nil, fmt.Errorf("no request of kind %d: %w", what, engine.ErrNotSupported)

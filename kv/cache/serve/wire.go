@@ -56,7 +56,7 @@ const (
 )
 
 // What an operator asks for, beside what a client does: counts, names and keys of all namespaces,
-// whoever has made them. Config.Inspect says who may.
+// whoever has made them. Config.Inspect says who may, but for kindBlock, which any client may.
 const (
 	kindReport kind = 64 + iota // answer: a Report in JSON
 	kindSpaces                  // answer: all SpaceInfo in JSON
