@@ -38,6 +38,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
@@ -57,6 +58,10 @@ type Config struct {
 	// Lease is how long a node that has died stays in the directory: from 5 s, the default, to an
 	// hour. Longer ones suit an etcd, or nodes, that may not answer for seconds.
 	Lease time.Duration
+
+	// HangUp has Open return once each member has refused the connection, as suits a command: by
+	// default it tries again until its ctx ends.
+	HangUp bool
 }
 
 func (cfg Config) prefix() string { return strings.Trim(cmp.Or(cfg.Prefix, "sluice"), "/") }
@@ -178,15 +183,18 @@ func Open(ctx context.Context, cfg Config) (*Directory, error) {
 		lease: cfg.lease(),
 		stop:  stop, followed: make(chan struct{}), come: make(chan struct{}),
 		view: &directory.View{}, changed: make(chan struct{}), gone: map[string]time.Time{}}
-	go d.run(life)
+	go d.run(life, cfg.HangUp)
+	why := errors.New("each member refuses the connection")
 	select {
 	case <-d.come:
 		return d, nil
+	case <-d.followed:
 	case <-ctx.Done():
+		why = context.Cause(ctx)
 	}
 	v, _ := d.View()
 	d.Close()
-	return nil, fmt.Errorf("the directory does not answer: %w: %w", context.Cause(ctx),
+	return nil, fmt.Errorf("the directory does not answer: %w: %w", why,
 		cmp.Or(v.Trouble, errors.New("no member of etcd has been asked in that time")))
 }
 
@@ -204,10 +212,10 @@ func (d *Directory) View() (*directory.View, <-chan struct{}) {
 	return d.view, d.changed
 }
 
-// run follows one member after the other.
-func (d *Directory) run(ctx context.Context) {
+// run follows one member after the other, with hangUp until all have refused the connection.
+func (d *Directory) run(ctx context.Context, hangUp bool) {
 	defer close(d.followed)
-	pause := pauseMin
+	pause, refused := pauseMin, 0
 	for turn := 0; ; turn++ {
 		began := time.Now()
 		err := d.follow(ctx, d.c.endpoints[turn%len(d.c.endpoints)])
@@ -216,7 +224,14 @@ func (d *Directory) run(ctx context.Context) {
 		}
 		d.mu.Lock()
 		d.show(err)
+		hangUp = hangUp && d.found == nil // there is no view yet
 		d.mu.Unlock()
+		if refused++; !errors.Is(err, syscall.ECONNREFUSED) {
+			refused = 0
+		}
+		if hangUp && refused == len(d.c.endpoints) {
+			return
+		}
 		if time.Since(began) > pauseMax {
 			pause = pauseMin
 		}

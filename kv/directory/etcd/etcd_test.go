@@ -126,6 +126,20 @@ func TestJoin(t *testing.T) {
 	}
 	require.ErrorIs(t, a.Trouble(), engine.ErrBusy)
 
+	// A process whose clock is behind that of the one before it.
+	ahead := nodeOf("clock")
+	ahead.Generation = time.Now().Add(time.Minute).UnixNano()
+	text, err := json.Marshal(&ahead)
+	require.NoError(t, err)
+	put(t, d, "sluice/nodes/clock", string(text))
+	behind := join(t, d, nodeOf("clock"))
+	await(t, other, func(v *directory.View) bool {
+		return has("a", "b", "clock")(v) && v.Nodes[2].Generation > ahead.Generation
+	})
+	require.NoError(t, behind.step(t.Context()))
+	require.NoError(t, behind.Leave(t.Context()))
+	await(t, d, has("a", "b"))
+
 	// Namespaces, and nonsense.
 	put(t, d, "sluice/namespaces/org/model", `{"copies":2,"memory_quota":4096}`)
 	put(t, d, "sluice/namespaces/worse", `{"copies":99}`)
@@ -212,6 +226,9 @@ func TestOpenRefused(t *testing.T) {
 	_, err := Open(soon, Config{Endpoints: []string{"http://127.0.0.1:1"}})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "refused")
+	_, err = Open(t.Context(), Config{HangUp: true,
+		Endpoints: []string{"http://127.0.0.1:1", "http://127.0.0.1:2"}})
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
 
 // startLiar starts what answers as an etcd that has a list, and a watch as a test wants.

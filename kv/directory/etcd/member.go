@@ -21,6 +21,8 @@ type Member struct {
 	stop  context.CancelFunc
 	ended chan struct{} // closed when keepAlive has ended
 
+	joined bool // who has the name from then on is a later process
+
 	mu      sync.Mutex // guards what follows
 	node    directory.Node
 	put     directory.Node // as etcd has it
@@ -41,6 +43,7 @@ func (d *Directory) Join(ctx context.Context, n directory.Node) (*Member, error)
 	for {
 		err := m.step(ctx)
 		if err == nil {
+			m.joined = true
 			go m.keepAlive(life)
 			return m, nil
 		}
@@ -134,13 +137,9 @@ func (m *Member) step(ctx context.Context) error {
 // addresses. What is there as it is now it only looks at.
 func (m *Member) claim(ctx context.Context, id number, node, put directory.Node) error {
 	key := []byte(m.d.nodes + node.Name)
-	value, err := json.Marshal(&node)
-	if err != nil {
-		return err
-	}
-	write := []operation{{Put: &putRequest{Key: key, Value: value, Lease: id}}}
-	if put.Name != "" && put.Load == node.Load && put.Weight == node.Weight {
-		write = []operation{}
+	write := []operation{}
+	if put.Name == "" || put.Load != node.Load {
+		write = putOf(key, &node, id)
 	}
 	look := []operation{{Range: &rangeRequest{Key: key}}}
 	try := func(c compare, write []operation) (txnAnswer, error) {
@@ -152,7 +151,6 @@ func (m *Member) claim(ctx context.Context, id number, node, put directory.Node)
 	if err != nil || a.Succeeded {
 		return err
 	}
-	write = []operation{{Put: &putRequest{Key: key, Value: value, Lease: id}}}
 	var seen number // 0: nobody has the name
 	var other directory.Node
 	if len(a.Responses) == 1 && len(a.Responses[0].Range.List) == 1 {
@@ -160,15 +158,28 @@ func (m *Member) claim(ctx context.Context, id number, node, put directory.Node)
 		seen = entry.ModRevision
 		_ = json.Unmarshal(entry.Value, &other) // garbled: it has no addresses
 	}
+	if seen != 0 && !m.joined && other.Generation >= node.Generation { // by another clock
+		node.Generation = other.Generation + 1
+		m.mu.Lock()
+		m.node.Generation = node.Generation
+		m.mu.Unlock()
+	}
 	if seen != 0 && (other.Generation > node.Generation ||
 		!slices.Equal(other.Addresses, node.Addresses)) {
 		return fmt.Errorf("another process has the name %q, at %q: give each node a name of its "+
 			"own: %w", node.Name, other.Addresses, engine.ErrBusy)
 	}
-	if a, err = try(compare{Target: "MOD", ModRevision: &seen}, write); err == nil && !a.Succeeded {
+	a, err = try(compare{Target: "MOD", ModRevision: &seen}, putOf(key, &node, id))
+	if err == nil && !a.Succeeded {
 		err = errors.New("another node came at this moment")
 	}
 	return err
+}
+
+// putOf writes a node under a lease.
+func putOf(key []byte, node *directory.Node, id number) []operation {
+	value, _ := json.Marshal(node) // texts and numbers
+	return []operation{{Put: &putRequest{Key: key, Value: value, Lease: id}}}
 }
 
 // release ends the lease, and the node in the directory with it.
