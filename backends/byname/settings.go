@@ -24,7 +24,8 @@ type TCP struct {
 	tcp.Config
 }
 
-func newTCP(s TCP) (*tcp.Backend, error) {
+// Member is who this side is by its certificate; nil: the options name none.
+func (s *TCP) Member() (*identity.Identity, error) {
 	secure := s.Certificate != "" || s.Key != "" || s.Authority != "" || s.ServerName != ""
 	switch {
 	case secure && s.Plaintext:
@@ -33,7 +34,7 @@ func newTCP(s TCP) (*tcp.Backend, error) {
 		return nil, Errorf("options certificate, key and authority go together: TLS is " +
 			"spoken by both sides")
 	case !secure:
-		return tcp.New(s.Config)
+		return nil, nil
 	}
 	id, err := identity.FromFiles(s.Certificate, s.Key, s.Authority)
 	if err != nil {
@@ -42,7 +43,17 @@ func newTCP(s TCP) (*tcp.Backend, error) {
 	if s.ServerName != "" {
 		id = id.CheckName(s.ServerName)
 	}
-	s.Identity = id
+	return id, nil
+}
+
+func newTCP(s TCP) (*tcp.Backend, error) {
+	id, err := s.Member()
+	if err != nil {
+		return nil, err
+	}
+	if id != nil {
+		s.Identity = id
+	}
 	return tcp.New(s.Config)
 }
 

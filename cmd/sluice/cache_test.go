@@ -434,6 +434,7 @@ func TestCacheConfig(t *testing.T) {
 		{good + "[events]\nreplay=\"127.0.0.1:1\"\n", "line 5: events.address: \"\" is no"},
 		{good + "[schedule]\npiece_bytes=\"4MiB\"\n", "line 6: schedule.piece_bytes"},
 		{good + "[schedule]\nswap_out=-1\n", "line 6: schedule.swap_out"},
+		{good + "[cluster]\n", "line 5: cluster: want keys under a line [cluster]"},
 		{good + "[cluster]\nprefix=\"x\"\n", "line 5: cluster.etcd: etcd: 0 endpoints"},
 		{good + "[cluster]\netcd=[\"a:1\"]\n", "line 6: cluster.etcd: etcd endpoint \"a:1\""},
 		{good + "[cluster]\netcd=[\"http://a:1\"]\naddresses=[\"x\"]\n",

@@ -67,10 +67,6 @@ func (a *serverFlags) askCluster(c *cobra.Command, do func(context.Context, *clu
 	defer cancel()
 	u, err := a.cluster.open(ctx, fmt.Sprintf("sluice cache (pid %d)", os.Getpid()))
 	if err != nil {
-		if ctx.Err() != nil && len(a.cluster.etcd) > 0 {
-			err = fmt.Errorf("%w: name an etcd that runs by --etcd, or the nodes by "+
-				"--nodes", err)
-		}
 		return fmt.Errorf("reach the cluster: %w", err)
 	}
 	err = do(ctx, u)

@@ -22,6 +22,7 @@ import (
 	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/identity"
 	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 	"github.com/sluicehq/sluice/kv/cluster"
@@ -238,12 +239,16 @@ func quickConfig(name, memory string) string {
 type clusterFlags struct {
 	etcd          []string
 	prefix, nodes string
+	backend       backendSpec // for nodes of other hosts; not given: there are none
 }
 
 func (a *clusterFlags) register(s *pflag.FlagSet) {
 	s.StringSliceVar(&a.etcd, "etcd", nil, "`URL`s of the etcd of a cluster to ask")
 	s.StringVar(&a.prefix, "prefix", "", "of the keys in etcd (default \"sluice\")")
-	s.StringVar(&a.nodes, "nodes", "", "nodes of a cluster without an etcd: `NAME=unix:PATH,...`")
+	s.StringVar(&a.nodes, "nodes", "", "nodes of a cluster without an etcd: "+
+		"`NAME=unix:PATH,NAME=tcp:HOST:PORT,...`")
+	s.Var(&a.backend, "backend", "how to reach nodes of other hosts: "+
+		"tcp:listen=:0,certificate=FILE,key=FILE,authority=FILE, or tcp:listen=:0,plaintext=true")
 }
 
 func (a *clusterFlags) isSet() bool { return len(a.etcd) > 0 || a.nodes != "" }
@@ -252,8 +257,48 @@ func (a *clusterFlags) isSet() bool { return len(a.etcd) > 0 || a.nodes != "" }
 type clusterUser struct {
 	*cluster.Cluster
 	engine *engine.Engine
-	memory *engine.Memory
+	local  bool                              // it reaches nodes of this host alone
 	close  []func(ctx context.Context) error // in the reverse order
+}
+
+// openEngine opens an engine that reaches nodes of this host and, with --backend, of others.
+func (a *clusterFlags) openEngine(name string) (e *engine.Engine, id *identity.Identity,
+	err error) {
+	b, err := byname.Open("shm", nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg := engine.Config{Name: name, Backends: []driver.Backend{b}}
+	if a.backend.given {
+		var of byname.TCP
+		b, err = a.backend.openOne(1)
+		if err == nil {
+			cfg.Backends = append(cfg.Backends, b)
+			err = byname.SetOptions(&of, tcpWords(a.backend.words))
+		}
+		if err == nil {
+			id, err = of.Member()
+		}
+		if err != nil {
+			return nil, nil, errors.Join(err, closeAll(cfg.Backends))
+		}
+		cfg.Identity, cfg.Plaintext = id, of.Plaintext
+	}
+	e, err = engine.Open(cfg)
+	return e, id, err
+}
+
+// check says what is wrong with --backend.
+func (a *clusterFlags) check() error {
+	words := a.backend.words
+	switch {
+	case a.backend.given && a.backend.name != "tcp":
+		return usagef("--backend %s: nodes of other hosts are reached by tcp", a.backend.text)
+	case says(words, "listen") && !says(words, "certificate", "plaintext"):
+		return usagef("--backend %s: say certificate, key and authority, or plaintext=true, as "+
+			"the nodes have it", a.backend.text)
+	}
+	return nil
 }
 
 // open opens the cluster.
@@ -264,6 +309,9 @@ func (a *clusterFlags) open(ctx context.Context, name string) (u *clusterUser, e
 			err = errors.Join(err, u.end())
 		}
 	}()
+	if err = a.check(); err != nil {
+		return u, err
+	}
 	var d directory.Directory
 	switch {
 	case len(a.etcd) > 0 && a.nodes != "":
@@ -277,23 +325,22 @@ func (a *clusterFlags) open(ctx context.Context, name string) (u *clusterUser, e
 			return u, &usageError{err}
 		}
 	default:
-		e, err := etcd.Open(ctx, etcd.Config{Endpoints: a.etcd, Prefix: a.prefix})
+		e, err := etcd.Open(ctx, etcd.Config{Endpoints: a.etcd, Prefix: a.prefix,
+			HangUp: true})
 		if err != nil {
-			return u, err
+			return u, fmt.Errorf("%w: name an etcd that runs by --etcd, or the nodes by --nodes",
+				err)
 		}
 		u.close = append(u.close, func(context.Context) error { e.Close(); return nil })
 		d = e
 	}
-	b, err := byname.Open("shm", nil)
+	e, id, err := a.openEngine(name)
 	if err != nil {
 		return u, err
 	}
-	u.engine, err = engine.Open(engine.Config{Name: name, Backends: []driver.Backend{b}})
-	if err != nil {
-		return u, err
-	}
+	u.engine, u.local = e, !a.backend.given
 	u.close = append(u.close, func(context.Context) error { return u.engine.Close() })
-	u.Cluster, err = cluster.Open(ctx, cluster.Config{Engine: u.engine, Directory: d})
+	u.Cluster, err = cluster.Open(ctx, cluster.Config{Engine: e, Directory: d, Identity: id})
 	if err != nil {
 		return u, err
 	}
@@ -349,6 +396,9 @@ func (u *clusterUser) absent() string {
 			list = append(list, fmt.Sprintf("%s (%s)", n.Name, cmp.Or(n.Why, string(n.State))))
 		}
 	}
+	if len(list) > 0 && u.local {
+		list[len(list)-1] += "; those of other hosts are reached with --backend"
+	}
 	return strings.Join(list, ", ")
 }
 
@@ -396,6 +446,9 @@ func (u *clusterUser) printStats(ctx context.Context, w, stderr io.Writer, asJSO
 	if len(s.Nodes) == 0 {
 		fmt.Fprintln(stderr, "no node has joined: sluice cache serve says so once it has; "+
 			"--prefix must be that of its config")
+	}
+	if u.local && u.absent() != "" {
+		fmt.Fprintln(stderr, "nodes of other hosts are reached with --backend: docs/cluster.md")
 	}
 	if s.Trouble != "" {
 		fmt.Fprintf(stderr, "the directory does not answer, these are its last nodes: %s\n",

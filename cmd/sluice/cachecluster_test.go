@@ -4,9 +4,7 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/byname"
 	"github.com/sluicehq/sluice/internal/testing/etcdtest"
 )
 
@@ -108,15 +107,7 @@ func TestCluster(t *testing.T) {
 		"no node has joined")
 
 	// What a namespace may have in the cluster holds at each node.
-	put, err := json.Marshal(map[string]any{"key": []byte("sluice/namespaces/default"),
-		"value": []byte(`{"priority":5}`)})
-	require.NoError(t, err)
-	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v3/kv/put",
-		bytes.NewReader(put))
-	require.NoError(t, err)
-	answer, err := http.DefaultClient.Do(q)
-	require.NoError(t, err)
-	require.NoError(t, answer.Body.Close())
+	require.NoError(t, putNamespace(t.Context(), url, "default", `{"priority":5}`))
 	require.Eventually(t, func() bool {
 		return strings.Contains(ok(t, askCache(t, servers[0].socket, "ls", "--json")).stdout,
 			`"priority":5`)
@@ -151,9 +142,10 @@ func TestCluster(t *testing.T) {
 	require.Equal(t, 2, states())
 	members[0].Kill()
 	servers[0].stderr.await(t, "the directory does not answer")
-	o = sluice(t, "cache", "stat", "--etcd", url, "--timeout", "300ms")
+	o = sluice(t, "cache", "stat", "--etcd", url, "--timeout", "1h")
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "reach the cluster")
+	require.Contains(t, o.stderr, "refuses the connection")
 	require.Contains(t, o.stderr, "--nodes")
 	require.Contains(t, ok(t, in("stat", "--nodes", strings.Join(list, ","))).stdout, "unreachable")
 	o = in("get", "--nodes", strings.Join(list, ","), "--hash", "bye", back)
@@ -166,10 +158,53 @@ func TestCluster(t *testing.T) {
 	for _, args := range [][]string{{"cache", "stat", "--nodes", "a"},
 		{"cache", "stat", "--nodes", list[0], "--etcd", url},
 		{"cache", "stat", "--nodes", list[0], "--server", "/x"},
+		{"cache", "stat", "--nodes", list[0], "--backend", "shm"},
+		{"cache", "stat", "--nodes", list[0], "--backend", "tcp:listen=:0"},
 		{"cache", "serve", "--name", "a/b", "--memory", "64MiB"},
 		{"cache", "serve", "--name", "a"}, {"cache", "serve", "--name", "a", "--config", "x"}} {
 		require.Equal(t, statusUsage, sluice(t, args...).status, args)
 	}
 	require.Contains(t, ok(t, sluice(t, "cache", "serve", "--name", "a", "--memory", "64MiB",
 		"--check")).stdout, "--name and --memory: config has no error")
+}
+
+// TestClusterOverTCP: a node of another host is reached as its config says, and not otherwise.
+func TestClusterOverTCP(t *testing.T) {
+	ours, _ := certificates(t, time.Hour)
+	theirs, _ := certificates(t, time.Hour)
+	var files byname.TCP
+	require.NoError(t, byname.SetOptions(&files, strings.Split(strings.TrimPrefix(ours, "tcp:"),
+		",")))
+	for name, c := range map[string]struct{ config, good, bad, says string }{
+		"certificates": {fmt.Sprintf("[identity]\ncertificate = %q\nkey = %q\nauthority = %q\n",
+			files.Certificate, files.Key, files.Authority), ours, theirs, "authorit"},
+		"plain": {"plaintext = true\n", "tcp", ours, "TLS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, config := cacheDir(t, "listen = [\"127.0.0.1:0\"]\n"+c.config)
+			s := startCache(t, config)
+			_, rest, _ := strings.Cut(s.line, ", ")
+			address, _, isThere := strings.Cut(rest, ": ")
+			require.True(t, isThere, s.line)
+			in := func(backend string, args ...string) outcome {
+				args = append([]string{"cache", args[0], "--nodes", "node=tcp:" + address,
+					"--hash", "hello"}, args[1:]...)
+				if backend != "" {
+					args = append(args, "--backend", backend)
+				}
+				return sluice(t, args...)
+			}
+			require.Contains(t, ok(t, in(c.good, "put", config, "--timeout", "1m")).stdout,
+				"stored")
+			text, err := os.ReadFile(config)
+			require.NoError(t, err)
+			require.Equal(t, string(text), ok(t, in(c.good, "get", "-", "--timeout", "1m")).stdout)
+			o := in(c.bad, "get", "-")
+			require.Equal(t, statusFailed, o.status)
+			require.Contains(t, o.stderr, c.says)
+			o = in("", "get", "-")
+			require.Equal(t, statusFailed, o.status)
+			require.Contains(t, o.stderr, "--backend")
+		})
+	}
 }

@@ -249,7 +249,7 @@ func parseCacheConfig(path string, text []byte) (*cacheConfig, error) {
 		}
 		for nth, t := range list {
 			keys, ok := t.(map[string]any)
-			if !ok {
+			if !ok || len(keys) == 0 {
 				list = nil
 			} else if err := c.read(table, nth, keys); err != nil {
 				return nil, err

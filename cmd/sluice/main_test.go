@@ -32,6 +32,13 @@ var binary string
 const asCommand = "SLUICE_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
+	if setup := os.Getenv(asClient); setup != "" {
+		if err := runTraceClient(setup); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if os.Getenv(asCommand) != "" {
 		main()
 		return

@@ -20,48 +20,43 @@ import (
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
 
-// Member is a member of an etcd, which listens on the loopback alone.
+// Member is a member of an etcd.
 type Member struct {
 	URL string // for clients
 
 	t      *testing.T
+	on     func(func() error) error // runs a function on the member's host
 	folder string
 	args   []string
 	cmd    *exec.Cmd
 	output bytes.Buffer
 }
 
-// Start starts so many members, which end with the test. It does not wait until they answer. It
-// skips the test where the machine has no etcd.
-func Start(t *testing.T, n int) []*Member { return start(t, n, "http") }
-
-// StartSecure starts one member of https that asks clients for a certificate. files returns those
-// of the member, whose certificate must be for the host, and of the authority.
-func StartSecure(t *testing.T, files func(host string) (cert, key, authority string)) *Member {
+// Start starts so many members, which listen on the loopback alone and end with the test. It does
+// not wait until they answer. It skips the test where the machine has no etcd.
+func Start(t *testing.T, n int) []*Member {
 	t.Helper()
-	return start(t, 1, "https", func(m *Member) {
-		u, err := url.Parse(m.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cert, key, authority := files(u.Hostname())
-		m.args = append(m.args, "--cert-file", cert, "--key-file", key, "--trusted-ca-file",
-			authority, "--client-cert-auth")
-	})[0]
+	// An address of the loopback that nobody else has, since others may take a port of 127.0.0.1
+	// before the member does.
+	return StartOn(t, n, fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256),
+		1+rand.IntN(254)), func(f func() error) error { return f() })
 }
 
-func start(t *testing.T, n int, scheme string, change ...func(*Member)) (members []*Member) {
+// StartOn is Start at an address of a host, on which the function on runs others.
+func StartOn(t *testing.T, n int, address string, on func(func() error) error) (
+	members []*Member) {
 	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "etcd",
 			Reason: err.Error(), Fix: "apt-get install etcd-server"})
 	}
-	// An address of the loopback that nobody else has, since others may take a port of 127.0.0.1
-	// before the member does.
-	host := fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
 	var listeners []net.Listener
-	address := func(scheme string) string {
-		l, err := net.Listen("tcp", host)
+	free := func() string {
+		var l net.Listener
+		err := on(func() (err error) {
+			l, err = net.Listen("tcp", net.JoinHostPort(address, "0"))
+			return err
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,8 +65,8 @@ func start(t *testing.T, n int, scheme string, change ...func(*Member)) (members
 	}
 	var peers, all []string
 	for k := range n {
-		members = append(members, &Member{URL: address(scheme), t: t, folder: t.TempDir()})
-		peers = append(peers, address("http"))
+		members = append(members, &Member{URL: free(), t: t, on: on, folder: t.TempDir()})
+		peers = append(peers, free())
 		all = append(all, fmt.Sprintf("m%d=%s", k, peers[k]))
 	}
 	for _, l := range listeners { // all together, so that no two get one port
@@ -108,7 +103,7 @@ func (m *Member) Start() {
 	m.cmd.Stdout, m.cmd.Stderr = &m.output, &m.output
 	m.cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := m.cmd.Start(); err != nil {
+	if err := m.on(m.cmd.Start); err != nil {
 		m.t.Fatal(err)
 	}
 }

@@ -10,8 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluicehq/sluice/driver"
 )
 
 // nearVariable marks a run of a test binary within the near host of a pair, for the test that it
@@ -37,24 +42,33 @@ func BetweenHosts(t testing.TB, setUp ...func(*Pair) error) (far *Host, err erro
 			return nil, err
 		}
 	}
-	out, err := pair.again(t)
-	if err != nil {
-		t.Errorf("on a host of its own: %v", err)
-	}
-	for line := range strings.Lines(out) {
-		if !strings.HasPrefix(line, "=== ") {
-			t.Log(strings.TrimRight(line, "\n"))
-		}
-	}
-	return nil, nil
+	return nil, again(t, pair.Near.Start, pair.Far.File())
 }
 
-// again runs a test of this binary in the near host. It has nine tenths of the time that this run
-// has left, so that a test that hangs there says where.
-func (p *Pair) again(t testing.TB) (out string, err error) {
+// AsRoot runs a test once more as root of a user namespace, where this is not root, and reports
+// that it has done so. It has failed the test if the other run did.
+func AsRoot(t testing.TB) (ran bool, err error) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return false, nil
+	}
+	return true, again(t, func(c *exec.Cmd) error {
+		c.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
+			UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}}
+		return refused(c.Start())
+	})
+}
+
+// again runs a test of this binary in a process that start starts. It has nine tenths of the time
+// that this run has left, so that a test that hangs there says where. The error is one of the
+// start, or says that it was skipped there.
+func again(t testing.TB, start func(c *exec.Cmd) error, files ...*os.File) error {
+	t.Helper()
 	exe, err := os.Executable() // a name that other processes find as well
 	if err != nil {
-		return "", err
+		return err
 	}
 	var text bytes.Buffer
 	limit := flag.Lookup("test.timeout").Value.String()
@@ -74,13 +88,24 @@ func (p *Pair) again(t testing.TB) (out string, err error) {
 		}
 	}
 	c.Env = append(os.Environ(), nearVariable+"="+name)
-	c.ExtraFiles = []*os.File{p.Far.File()}
+	c.ExtraFiles = files
 	c.Stdout, c.Stderr = &text, &text
-	if err := p.Near.Start(c); err != nil {
-		return "", err
+	if err := start(c); err != nil {
+		return err
 	}
-	err = c.Wait()
-	return text.String(), err
+	if err := c.Wait(); err != nil {
+		t.Errorf("in a process of its own: %v", err)
+	}
+	for line := range strings.Lines(text.String()) {
+		if !strings.HasPrefix(line, "=== ") {
+			t.Log(strings.TrimRight(line, "\n"))
+		}
+	}
+	if _, why, skipped := strings.Cut(text.String(), "--- SKIP: "+name); skipped {
+		return &driver.UnavailableError{Backend: "netns", Reason: "in a process of its own it " +
+			"was skipped: " + strings.TrimSpace(why), Fix: "run the test as root"}
+	}
+	return nil
 }
 
 // carryLimit bounds the wait for a cable, which takes a moment.
