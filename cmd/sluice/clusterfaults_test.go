@@ -3,13 +3,21 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	enc "encoding/binary" // the tests have a variable of that name
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,11 +27,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver/drivertest"
+	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/testing/etcdtest"
 	"github.com/sluicehq/sluice/internal/testing/machine"
+	"github.com/sluicehq/sluice/kv/cache"
 	"github.com/sluicehq/sluice/kv/cache/serve"
 	"github.com/sluicehq/sluice/kv/cluster"
+	"github.com/sluicehq/sluice/kv/cluster/placement"
+	"github.com/sluicehq/sluice/kv/trace"
 )
 
 // The hosts of the network of a faultRun: nodes, then these.
@@ -43,22 +55,14 @@ type faultRun struct {
 	members []*etcdtest.Member
 	nodes   []*faultNode
 	clients []*faultClient
-	builds  []build // of the command
-	random  *rand.Rand
-}
-
-// build is one of the command.
-type build struct {
-	path string
-	env  []string
+	builds  []string // of the command: two
 }
 
 // faultNode is a node, on a host of its own, with all of its files on a small filesystem.
 type faultNode struct {
-	name, dir string
-	build     build
-	cmd       *exec.Cmd
-	said      figures.Tail
+	name, dir, build string
+	cmd              *exec.Cmd
+	said             figures.Tail
 }
 
 func faultNodeName(k int) string { return fmt.Sprint("node-", k) }
@@ -93,10 +97,7 @@ var clusterFaults = []struct {
 		f.start(n)
 		f.await(n, serving)
 		f.check(n)
-		f.eventually("the ledgers are whole again", func() bool {
-			f.ask(0, "store")
-			return f.missing() == ""
-		})
+		f.store()
 	}},
 	{"a node comes back with memory of an earlier time", func(f *faultRun, n int) {
 		memory := f.nodes[n].file("memory")
@@ -126,26 +127,26 @@ var clusterFaults = []struct {
 		}
 		f.await(n, lost)
 		f.check(n)
-		f.mend()
+		f.network.Mend()
 	}},
 	{"a node is cut off from etcd", func(f *faultRun, n int) {
 		f.network.Change(n, etcdHost, machine.Line{Cut: true})
 		f.await(n, gone)
 		f.check(n)
-		f.mend()
+		f.network.Mend()
 	}},
 	{"a line loses packets, and is slow", func(f *faultRun, n int) {
 		f.network.Change(n, clientsHost, machine.Line{Loss: 0.03, Delay: 10 * time.Millisecond})
 		f.work()
 		f.check()
-		f.mend()
+		f.network.Mend()
 	}},
 	{"etcd is killed, and started", func(f *faultRun, _ int) {
 		for _, m := range f.members {
 			m.Kill()
 		}
 		f.eventually("the clients know it", func() bool {
-			return f.all(func(r *clientReport) bool { return r.Trouble != "" })
+			return f.all("look", func(r *clientReport) bool { return r.Trouble != "" })
 		})
 		f.check()
 		f.work()
@@ -164,7 +165,7 @@ var clusterFaults = []struct {
 		f.work()
 		f.check()
 		m.Signal(syscall.SIGCONT)
-		f.mend()
+		f.network.Mend()
 	}},
 	{"the disk of a node is full", func(f *faultRun, n int) {
 		full, err := os.Create(f.nodes[n].file("full"))
@@ -185,11 +186,7 @@ var clusterFaults = []struct {
 	{"another version of each node, one by one", func(f *faultRun, _ int) {
 		for n, node := range f.nodes {
 			node.stop(f)
-			if node.build.path == f.builds[0].path {
-				node.build = f.builds[1]
-			} else {
-				node.build = f.builds[0]
-			}
+			node.build = f.builds[1-slices.Index(f.builds, node.build)]
 			f.start(n)
 			f.whole()
 		}
@@ -200,7 +197,7 @@ var clusterFaults = []struct {
 // while all that may befall a cluster does so. No byte is wrong, nothing is missed but what was at
 // a lost node alone, each operation ends, and nothing stays pinned or leased.
 func TestClusterFaults(t *testing.T) {
-	f := startFaultRun(t, 1, build{os.Args[0], []string{asCommand + "=1"}})
+	f := startFaultRun(t, 1, os.Args[0])
 	if f == nil {
 		return
 	}
@@ -217,14 +214,13 @@ func (f *faultRun) bring(fault, n int) {
 }
 
 // startFaultRun starts a cluster with its clients; nil: it was all done in another process.
-func startFaultRun(t *testing.T, seed uint64, other build) *faultRun {
+func startFaultRun(t *testing.T, seed uint64, other string) *faultRun {
 	t.Helper()
 	ran, err := machine.AsRoot(t)
 	if err == nil && ran {
 		return nil
 	}
-	f := &faultRun{T: t, builds: []build{{path: binary}, other},
-		random: rand.New(rand.NewPCG(seed, 0))}
+	f := &faultRun{T: t, builds: []string{binary, other}}
 	if err == nil {
 		f.network, err = machine.NewNetwork(clientsHost+1, seed)
 	}
@@ -239,15 +235,9 @@ func startFaultRun(t *testing.T, seed uint64, other build) *faultRun {
 		f.start(k)
 	}
 	for k := range faultClients {
-		f.startClient(clientSetup{Number: k, Nodes: faultNodes, Seed: seed,
-			Etcd:    etcdtest.URLs(f.members),
-			Address: f.network.Hosts[clientsHost].Addr.String()})
+		f.startClient(clientSetup{k, seed, etcdtest.URLs(f.members)})
 	}
-	f.eventually("all clients reach all nodes", f.reached)
-	f.eventually("the ledgers are stored", func() bool {
-		f.ask(0, "store")
-		return f.missing() == ""
-	})
+	f.store()
 	return f
 }
 
@@ -262,9 +252,7 @@ func (f *faultRun) prepare(k int) {
 	f.Cleanup(func() {
 		n.kill()
 		_ = unix.Unmount(n.dir, unix.MNT_DETACH)
-		if f.Failed() {
-			f.Logf("%s: %s", n.name, n.said.Bytes())
-		}
+		f.Logf("%s: %s", n.name, n.said.Bytes())
 	})
 	urls, err := json.Marshal(etcdtest.URLs(f.members))
 	require.NoError(f, err)
@@ -292,8 +280,8 @@ func (n *faultNode) file(name string) string { return filepath.Join(n.dir, name)
 // start starts a node, which takes its files when the process before has ended as a whole.
 func (f *faultRun) start(k int) {
 	n := f.nodes[k]
-	n.cmd = exec.Command(n.build.path, "cache", "serve", "--config", n.file("config"))
-	n.cmd.Env = append(os.Environ(), n.build.env...)
+	n.cmd = exec.Command(n.build, "cache", "serve", "--config", n.file("config"))
+	n.cmd.Env = append(os.Environ(), asCommand+"=1") // which a build of the test is then
 	n.cmd.Stdout, n.cmd.Stderr = &n.said, &n.said
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(f, f.network.Hosts[k].Start(n.cmd))
@@ -337,9 +325,7 @@ func (f *faultRun) startClient(setup clientSetup) {
 			_ = c.cmd.Process.Signal(syscall.SIGQUIT) // which has it say where it is
 			_ = c.cmd.Wait()
 		}
-		if f.Failed() {
-			f.Logf("client %d: %+v\n%s", setup.Number, c.report, c.said.Bytes())
-		}
+		f.Logf("client %d: %+v\n%s", setup.Number, c.report, c.said.Bytes())
 	})
 }
 
@@ -365,12 +351,12 @@ func (f *faultRun) ask(k int, what string) *clientReport {
 	return r
 }
 
-// all reports whether something is so at each client.
-func (f *faultRun) all(is func(r *clientReport) bool) bool {
+// all tells each client something, and reports whether something is so at all of them then.
+func (f *faultRun) all(what string, is func(r *clientReport) bool) bool {
 	f.Helper()
 	good := true
 	for k := range f.clients {
-		good = is(f.ask(k, "look")) && good
+		good = is(f.ask(k, what)) && good
 	}
 	return good
 }
@@ -382,7 +368,7 @@ func (f *faultRun) eventually(what string, is func() bool) {
 	}
 }
 
-// The states of a node as a client sees it; "": the directory has it no more.
+// What a node is for a client; "": the directory has it no more.
 func serving(s cluster.State) bool { return s == cluster.Serving }
 func lost(s cluster.State) bool    { return s != cluster.Serving }
 func gone(s cluster.State) bool    { return s == "" }
@@ -391,51 +377,48 @@ func gone(s cluster.State) bool    { return s == "" }
 func (f *faultRun) await(n int, is func(cluster.State) bool) {
 	f.Helper()
 	f.eventually("state of "+faultNodeName(n), func() bool {
-		return f.all(func(r *clientReport) bool { return is(r.Nodes[faultNodeName(n)]) })
+		return f.all("look", func(r *clientReport) bool { return is(r.Nodes[faultNodeName(n)]) })
 	})
 }
 
-// reached reports whether all clients reach all nodes, and know it.
-func (f *faultRun) reached() bool {
-	return f.all(func(r *clientReport) bool {
-		for k := range f.nodes {
-			if r.Nodes[faultNodeName(k)] != cluster.Serving {
-				return false
-			}
-		}
-		return r.Trouble == ""
+// whole waits until clients reach all nodes, and find all that was stored.
+func (f *faultRun) whole() {
+	f.Helper()
+	for n := range f.nodes {
+		f.await(n, serving)
+	}
+	f.eventually("etcd does not answer", func() bool {
+		return f.all("look", func(r *clientReport) bool { return r.Trouble == "" })
 	})
+	f.check()
 }
 
-// missing names the blocks that a client does not find, but for those of lost nodes alone.
-func (f *faultRun) missing(lost ...int) (text string) {
-	for k := range f.clients {
-		r := f.ask(k, "check")
+// finds reports whether clients find all blocks of the ledgers but those of lost nodes alone.
+func (f *faultRun) finds(lost ...int) bool {
+	return f.all("check", func(r *clientReport) bool {
 		for _, n := range lost {
 			delete(r.Missing, faultNodeName(n))
 		}
-		if len(r.Missing) > 0 {
-			text += fmt.Sprintf("client %d: %v; ", k, r.Missing)
-		}
-	}
-	return text
-}
-
-// check wants all blocks that were not at lost nodes alone. A client may be late for once.
-func (f *faultRun) check(lost ...int) {
-	f.Helper()
-	last := ""
-	f.eventually("blocks are missing", func() bool {
-		last = f.missing(lost...)
-		return last == ""
+		return len(r.Missing) == 0
 	})
 }
 
-// whole waits until all is as it was.
-func (f *faultRun) whole() {
+// check wants them found. A client may be late for once.
+func (f *faultRun) check(lost ...int) {
 	f.Helper()
-	f.eventually("all clients reach all nodes", f.reached)
-	f.check()
+	f.eventually("blocks are missing", func() bool { return f.finds(lost...) })
+}
+
+// store stores the ledgers.
+func (f *faultRun) store() {
+	f.Helper()
+	for n := range f.nodes {
+		f.await(n, serving)
+	}
+	f.eventually("the ledgers are stored", func() bool {
+		f.ask(0, "store")
+		return f.finds()
+	})
 }
 
 // work waits until each client has done something more.
@@ -444,15 +427,6 @@ func (f *faultRun) work() {
 	for k := range f.clients {
 		from := f.ask(k, "look").Ops
 		f.eventually("clients work", func() bool { return f.ask(k, "look").Ops >= from+20 })
-	}
-}
-
-// mend makes all lines good ones.
-func (f *faultRun) mend() {
-	for a := range f.network.Hosts {
-		for b := range a {
-			f.network.Change(a, b, machine.Line{})
-		}
 	}
 }
 
@@ -469,9 +443,7 @@ func (f *faultRun) stat(k int) (r serve.Report) {
 // end ends the clients, and wants nothing to be left of them at the nodes.
 func (f *faultRun) end() {
 	for k, c := range f.clients {
-		r := f.ask(k, "end")
-		f.Logf("client %d: %d operations, %d blocks loaded", k, r.Ops, r.Hits)
-		require.NotZero(f, r.Hits)
+		require.NotZero(f, f.ask(k, "end").Hits)
 		require.NoError(f, c.cmd.Wait())
 	}
 	f.eventually("nothing is pinned, and all clients are gone", func() bool {
@@ -496,15 +468,16 @@ func TestSoakClusterFaults(t *testing.T) {
 	if f == nil {
 		return
 	}
+	random := rand.New(rand.NewPCG(seed, 0))
 	for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); {
-		f.bring(f.random.IntN(len(clusterFaults)), f.random.IntN(faultNodes))
+		f.bring(random.IntN(len(clusterFaults)), random.IntN(faultNodes))
 	}
 	f.end()
 }
 
 // clockAhead builds the command with a time.Now whose wall clock is a minute ahead: a time
 // namespace of Linux moves only the clocks since the boot.
-func clockAhead(t *testing.T) build {
+func clockAhead(t *testing.T) string {
 	t.Helper()
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	require.NoError(t, err)
@@ -525,5 +498,290 @@ func clockAhead(t *testing.T) build {
 	c.Env = append(os.Environ(), "GOFLAGS=-trimpath -buildvcs=false")
 	out, err := c.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	return build{path: path}
+	return path
+}
+
+// asClient makes the test binary a client of TestClusterFaults; it has a clientSetup in JSON.
+const asClient = "SLUICE_TEST_CLUSTER_CLIENT"
+
+const (
+	clientBlock  = 8 << 10 // bytes
+	clientRoom   = 48      // blocks that a client has memory for, and of a request at most
+	clientLimit  = 3 * time.Second
+	ledgerChains = 16
+	ledgerKeys   = 16 // of a chain: segments of 1, 1, 2, 4 and 8 blocks
+)
+
+// namespaces are those of the trace, and of blocks that are stored in the beginning and read ever
+// since: the ledgers.
+var (
+	namespaces = map[string]string{"trace": `{"memory_quota":4194304}`,
+		"single": `{"priority":7}`, "double": `{"priority":7,"copies":2}`}
+	ledgers = []string{"single", "double"}
+)
+
+// clientSetup is what a client is told.
+type clientSetup struct {
+	Number int
+	Seed   uint64
+	Etcd   []string
+}
+
+// clientReport is what a client has seen. Its last fields are of the command that it answers.
+type clientReport struct {
+	Ops, Hits int
+	Wrong     int           // blocks that were Done and had other bytes
+	Landed    int           // bytes that were written after their call had ended
+	Over      time.Duration // the most that an operation took beyond its limit
+	Error     string        // the first that no fault explains
+	Nodes     map[string]cluster.State
+	Trouble   string
+	Missing   map[string]int // blocks of the ledgers: of single ones by their node, and "double"
+}
+
+// traceClient is a process that serves a model: it handles the requests of a trace, one by one, and
+// obeys its standard input in between.
+type traceClient struct {
+	clientSetup
+	*clusterUser
+	blocks cacheUser // its memory, which has zeros between two operations
+	report clientReport
+	spaces map[string]*cluster.Space
+}
+
+func runTraceClient(setup string) (err error) {
+	c := &traceClient{spaces: map[string]*cluster.Space{}}
+	if err := json.Unmarshal([]byte(setup), &c.clientSetup); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), faultPatience)
+	defer cancel()
+	for name, value := range namespaces {
+		if err := putNamespace(ctx, c.Etcd[0], name, value); err != nil {
+			return err
+		}
+	}
+	flags := clusterFlags{etcd: c.Etcd}
+	if err := flags.backend.Set("tcp:plaintext=true,listen=:0"); err != nil {
+		return err
+	}
+	if c.clusterUser, err = flags.open(ctx, fmt.Sprint("client ", c.Number)); err != nil {
+		return err
+	}
+	c.blocks = cacheUser{engine: c.engine, block: clientBlock, room: clientRoom}
+	if c.blocks.memory, err = c.engine.Alloc(clientRoom*clientBlock,
+		engine.AllocOptions{}); err != nil {
+		return err
+	}
+	c.blocks.region, err = c.engine.RegisterPrivate("blocks", c.blocks.memory.Segment())
+	if err == nil {
+		err = c.Attach(ctx, c.blocks.region)
+	}
+	for name := range namespaces {
+		if err == nil {
+			c.spaces[name], err = c.Namespace(ctx, name, [32]byte{})
+		}
+	}
+	if err != nil {
+		return err
+	}
+	commands := make(chan string)
+	go func() {
+		for s := bufio.NewScanner(os.Stdin); s.Scan(); {
+			commands <- s.Text()
+		}
+		close(commands)
+	}()
+	requests := trace.NewGenerator(c.Seed) // of all clients: each has half of them
+	for {
+		select {
+		case what, more := <-commands:
+			if !more {
+				return io.ErrUnexpectedEOF // the test is gone
+			}
+			c.obey(what)
+			if err := json.NewEncoder(os.Stdout).Encode(&c.report); err != nil || what == "end" {
+				return err
+			}
+		case <-time.After(time.Millisecond):
+			if r := requests.Next(); (c.report.Ops+c.Number)%2 == 0 {
+				c.handle(r.HashIDs[:min(len(r.HashIDs), clientRoom)])
+			} else {
+				c.report.Ops++
+			}
+		}
+	}
+}
+
+// obey does what the test says, and brings the report up to date.
+func (c *traceClient) obey(what string) {
+	s := c.Stats()
+	c.report.Nodes, c.report.Trouble, c.report.Missing = map[string]cluster.State{}, s.Trouble,
+		map[string]int{}
+	for _, n := range s.Nodes {
+		c.report.Nodes[n.Name] = n.State
+	}
+	for _, name := range ledgers {
+		for chain := range ledgerChains {
+			keys := ledgerOf(chain)
+			switch what {
+			case "store":
+				c.store(name, keys, 0)
+			case "check":
+				for k, o := range c.load(name, keys, nil) {
+					if o != cache.Done {
+						c.report.Missing[c.missed(name, keys, k)]++
+					}
+				}
+			}
+		}
+	}
+	if what == "end" {
+		ctx, cancel := context.WithTimeout(context.Background(), faultPatience)
+		defer cancel()
+		c.settle()
+		err := c.Cluster.Close(ctx)
+		c.fail("end", errors.Join(err, c.blocks.region.Close(), c.end())) // nobody has a lease
+	}
+}
+
+// missed is where a block of a ledger is counted that is not there.
+func (c *traceClient) missed(name string, keys []cache.Key, k int) string {
+	if name != "single" {
+		return name
+	}
+	var bids []placement.Node
+	for n := range faultNodes {
+		sum := sha256.Sum256([]byte(faultNodeName(n)))
+		bids = append(bids, placement.Node{ID: enc.LittleEndian.Uint64(sum[:]), Weight: 1})
+	}
+	_, first := placement.SegmentOf(k)
+	return faultNodeName(placement.Owners(nil, bids, keys[first], 1)[0])
+}
+
+func ledgerOf(chain int) []cache.Key {
+	keys := make([]cache.Key, ledgerKeys)
+	for k := range keys {
+		enc.BigEndian.PutUint64(keys[k][:], 1<<40+uint64(chain))
+		enc.BigEndian.PutUint64(keys[k][8:], uint64(k))
+	}
+	return keys
+}
+
+func (c *traceClient) fail(what string, err error) {
+	if err != nil && c.report.Error == "" {
+		c.report.Error = what + ": " + err.Error()
+	}
+}
+
+// op runs an operation within its limit. Without the proof that nothing moves any more the memory
+// is detached, and attached anew.
+func (c *traceClient) op(what string, do func(ctx context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), clientLimit)
+	defer cancel()
+	began := time.Now()
+	err := do(ctx)
+	c.report.Over = max(c.report.Over, time.Since(began)-clientLimit)
+	c.report.Ops++
+	if errors.Is(err, engine.ErrUnproven) {
+		long, cancel := context.WithTimeout(context.Background(), faultPatience)
+		defer cancel()
+		for err != nil && long.Err() == nil {
+			err = c.Detach(long, c.blocks.region)
+		}
+		err = errors.Join(err, c.Attach(long, c.blocks.region))
+	}
+	c.fail(what, err)
+}
+
+// settle looks whether a node has changed the memory since the last operation.
+func (c *traceClient) settle() {
+	mem := c.blocks.memory.Bytes()
+	c.report.Landed += len(mem) - bytes.Count(mem, []byte{0})
+}
+
+// load loads blocks of a chain, with a token all or none, and looks at every byte of what is there.
+func (c *traceClient) load(name string, keys []cache.Key, token *cluster.Token) []cache.Outcome {
+	c.settle()
+	defer clear(c.blocks.memory.Bytes())
+	outcomes := make([]cache.Outcome, len(keys))
+	c.op("load", func(ctx context.Context) error {
+		if token == nil {
+			got, err := c.spaces[name].Load(ctx, keys, c.blocks.place(len(keys)))
+			copy(outcomes, got)
+			return err
+		}
+		err := c.spaces[name].LoadPinned(ctx, token, 0, keys, c.blocks.place(len(keys)))
+		if err == nil {
+			outcomes = slices.Repeat([]cache.Outcome{cache.Done}, len(keys))
+		} else if errors.Is(err, cluster.ErrTokenLost) && !errors.Is(err, engine.ErrUnproven) {
+			err = nil
+		}
+		return err
+	})
+	for k, o := range outcomes {
+		if o == cache.Done {
+			c.report.Hits++
+			if !c.blocks.verify(k, &keys[k]) {
+				c.report.Wrong++
+			}
+		}
+	}
+	return outcomes
+}
+
+// store stores the blocks of a chain from one on.
+func (c *traceClient) store(name string, keys []cache.Key, from int) {
+	c.settle()
+	defer clear(c.blocks.memory.Bytes())
+	c.blocks.fill(keys[from:])
+	c.op("store", func(ctx context.Context) error {
+		_, err := c.spaces[name].Behind(keys[:from]).Store(ctx, keys[from:],
+			c.blocks.place(len(keys)-from))
+		return err
+	})
+}
+
+// handle loads what there is of a request's blocks, at times by a token, and stores the others.
+func (c *traceClient) handle(ids []uint64) {
+	keys, found := make([]cache.Key, len(ids)), 0
+	for k, id := range ids {
+		enc.BigEndian.PutUint64(keys[k][:], id)
+	}
+	var token *cluster.Token
+	c.op("match", func(ctx context.Context) (err error) {
+		if len(keys)%3 == 0 {
+			token, err = c.spaces["trace"].MatchPinned(ctx, 10*time.Second, keys)
+			return err
+		}
+		m, err := c.spaces["trace"].Match(ctx, keys)
+		found = m.Prefix
+		return err
+	})
+	if token != nil {
+		found = token.Prefix
+	}
+	if found > 0 {
+		c.load("trace", keys[:found], token)
+	}
+	if token != nil {
+		_ = token.Close() // a node that is gone has no pin
+	}
+	if found < len(keys) {
+		c.store("trace", keys, found)
+	}
+}
+
+// putNamespace puts what a namespace may have into an etcd, once that answers.
+func putNamespace(ctx context.Context, url, name, value string) error {
+	body, err := json.Marshal(map[string]any{"key": []byte("sluice/namespaces/" + name),
+		"value": []byte(value)})
+	for c := (http.Client{Timeout: clientLimit}); err == nil; err = ctx.Err() {
+		a, failed := c.Post(url+"/v3/kv/put", "application/json", bytes.NewReader(body))
+		if failed == nil && a.Body.Close() == nil && a.StatusCode == http.StatusOK {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
 }

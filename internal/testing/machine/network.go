@@ -129,6 +129,13 @@ func (w *Network) Change(a, b int, line Line) {
 	w.lines[between(a, b)] = line
 }
 
+// Mend makes all lines good ones.
+func (w *Network) Mend() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.lines)
+}
+
 // Close ends the switch, and lets the hosts end with the last process in them.
 func (w *Network) Close() error {
 	var errs []error
