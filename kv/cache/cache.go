@@ -44,10 +44,9 @@ type Config struct {
 	// had to leave the memory is read from there.
 	Disks []DiskConfig
 
-	// Seal encrypts what is on Disks: a file of before it was set, or unset, is made anew. A block
-	// takes seal.Overhead bytes more there, so a page where its length is a multiple of 4 KiB. Nil:
-	// it is plain, as Memory is in any case.
-	Seal *seal.Keys
+	// Below is a tier below these, where there is one. It stays the caller's: close it after the
+	// cache.
+	Below Below
 
 	// Blocks is how many blocks the cache can know: 68 bytes of the memory file each. Default: as
 	// many as the memory file has that is there, so that it stays of use when a disk is added; else
@@ -123,6 +122,7 @@ type Cache struct {
 	paces
 	listeners
 	sleepers
+	belows
 }
 
 // Attached says what Open found.
@@ -153,7 +153,7 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 	begin := time.Now()
 	c := &Cache{cfg: cfg, room: make(chan struct{}, cfg.OpsMax),
 		writes: make(chan diskWrite, writesMax), written: make(chan struct{}),
-		news: make(chan struct{})}
+		news: make(chan struct{}), belows: belows{raising: map[blockID]chan struct{}{}}}
 	c.life, c.stop = context.WithCancelCause(context.Background())
 	if err := c.openFiles(ctx, kept); err != nil {
 		c.stop(engine.ErrClosed)
@@ -162,6 +162,9 @@ func Open(ctx context.Context, cfg Config) (*Cache, error) {
 	c.attached.Took = time.Since(begin)
 	go c.writer()
 	c.ops.Go(c.keepTime)
+	if cfg.Below != nil {
+		c.ops.Go(c.lowerer)
+	}
 	return c, nil
 }
 

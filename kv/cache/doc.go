@@ -41,6 +41,7 @@
 //	events.go   what happens to blocks, for readers that hold nothing up
 //	disk.go     the file of a disk, its records, its budget and its health
 //	rate.go     bytes a second of a namespace
+//	below.go    what goes to a tier below the disks, and comes from there
 //	move.go     places of others, transfers and their proof, outcomes
 //	list.go     what operators ask for: namespaces, and the blocks of one
 //

@@ -321,6 +321,7 @@ func (n *Namespace) Remove(keys []Key) error {
 		return fmt.Errorf("remove: cache: %w", engine.ErrClosed)
 	}
 	defer c.exit()
+	below := c.removeBelow(c.life, n.id, keys) // before its index here: see raisePart
 	c.index.each(n.id, keys, false, func(s *shard, _ int, i uint32, _ uint64) {
 		if i == none {
 			return
@@ -333,7 +334,7 @@ func (n *Namespace) Remove(keys []Key) error {
 		}
 	})
 
-	if err := c.awaitEmptied(c.life, n.id, keys); err != nil {
+	if err := errors.Join(c.awaitEmptied(c.life, n.id, keys), below); err != nil {
 		return fmt.Errorf("remove: %w", err)
 	}
 	return nil

@@ -106,6 +106,13 @@ func (n *Namespace) Hint(keys []Key, h Hint) (r HintResult, err error) {
 	if h.Kind == HintRetain {
 		c.stats.refusedHints.Add(uint64(r.Refused))
 	}
+	if h.Kind == HintPrefetch && r.Missing > 0 { // of which the tier below may have some
+		for _, f := range n.Match(keys).Blocks {
+			if f == InObject {
+				r.Applied, r.Missing = r.Applied+1, r.Missing-1
+			}
+		}
+	}
 	if h.Kind == HintPrefetch && r.Applied > 0 {
 		most := int32(max(1, c.cfg.OpsMax/16)) // nothing bounds the hints of a client by their end
 		_, err := n.beginPrefetch(context.Background(), keys, prefetchHintLimit, most)

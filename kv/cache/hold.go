@@ -164,6 +164,7 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 
 	// Reserve the budget. Blocks that are stored or removed meanwhile are not pinned.
 	op := newOp(len(keys))
+	n.raise(ctx, keys)
 	sizes := n.sizes(keys)
 	for _, size := range sizes {
 		p.bytes += int64(granules(uint64(size))) * granule
@@ -484,6 +485,7 @@ func (n *Namespace) prefetch(ctx context.Context, op *Op, keys []Key) {
 		}
 		return
 	}
+	n.raise(ctx, keys)
 	sizes, found := n.sizes(keys), n.Match(keys).Blocks
 	left, end := int64(most), 0
 	reserve := func(more int64) error {

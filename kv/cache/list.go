@@ -125,6 +125,14 @@ func (n *Namespace) Explain(key Key) (b BlockInfo, text string) {
 		text += [...]string{"", ", its bytes come", "", ", it goes with its last use"}[e.state]
 		text += fmt.Sprintf("; %d uses under way", e.pins)
 	})
+	if !b.Found.There() && b.Found != Coming {
+		for _, f := range c.findBelow(n.id, []Key{key}) {
+			if f.Size > 0 {
+				b.Bytes, b.Found = f.Size, InObject
+				text = fmt.Sprintf("%d bytes, CRC-32C %08x, in the tier below", f.Size, f.CRC)
+			}
+		}
+	}
 	return b, fmt.Sprintf("%x in %s: %s", key, n.name, text)
 }
 

@@ -31,11 +31,12 @@ const (
 	InMemory Found = 1 << iota // a Load copies it at once
 	OnDisk                     // a Load reads it from there, if it is not in memory
 	Coming                     // a Store of it runs
+	InObject                   // the tier below alone has it: a Load reads it from there
 	Nowhere  Found = 0
 )
 
 // There reports whether a Load finds the block.
-func (f Found) There() bool { return f&(InMemory|OnDisk) != 0 }
+func (f Found) There() bool { return f&(InMemory|OnDisk|InObject) != 0 }
 
 // has reports whether the cache has the block of an entry, which may be none. The caller holds the
 // shard's lock.
@@ -55,6 +56,7 @@ func (n *Namespace) Match(keys []Key) Match {
 			m.Blocks[k] = n.c.found(i)
 		}
 	})
+	n.matchBelow(keys, m.Blocks)
 	for m.Prefix < len(keys) && m.Blocks[m.Prefix].There() {
 		m.Prefix++
 	}
@@ -138,8 +140,13 @@ func (n *Namespace) load(ctx context.Context, op *Op, keys []Key, to *Place, siz
 		c.loaded(ctx, op, before, held)
 		before = batch{}
 	}
+	raised := 0 // keys of which the tier below was asked for those that are not here
 	for k := 0; k < len(keys); {
 		end := min(k+c.batchOf(size), len(keys))
+		if raised < end {
+			raised = min(len(keys), k+c.raiseOf(size))
+			op.fromDisk = n.raise(ctx, keys[k:raised]) || op.fromDisk
+		}
 		n.pin(op, keys, held, k, end, size)
 		testpoint.At("cache: found")
 		release := endBefore

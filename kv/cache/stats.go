@@ -28,6 +28,7 @@ type Stats struct {
 	// those without a name by "digest " and its bytes in hex
 	Namespaces map[string]NamespaceStats `json:"namespaces"`
 	Disks      []DiskStats               `json:"disks"`
+	Object     *BelowStats               `json:"object,omitempty"` // of Config.Below
 
 	// blocks: hits are Done, the others say why not
 	Loads  map[Outcome]uint64 `json:"loads"`
@@ -119,6 +120,10 @@ func (c *Cache) Stats() Stats {
 		s.Tiers[Disk].Bytes += t.Bytes
 		s.Tiers[Disk].Room += t.Room
 		s.Disks = append(s.Disks, d.stats(t))
+	}
+	if c.cfg.Below != nil {
+		b := c.cfg.Below.Stats()
+		s.Object = &b
 	}
 	for t := range tiers {
 		s.Tiers[t].Evicted = c.stats.evicted[t].Load()

@@ -4,6 +4,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -180,7 +181,8 @@ func (n *Namespace) store(ctx context.Context, op *Op, keys []Key, from *Place, 
 	}
 	close(op.copied)
 	if op.replaces && slices.Contains(op.outcomes, Done) {
-		if err := c.awaitEmptied(ctx, n.id, keys); err != nil && op.err == nil {
+		err := errors.Join(c.awaitEmptied(ctx, n.id, keys), c.removeBelow(ctx, n.id, keys))
+		if err != nil && op.err == nil {
 			op.err = fmt.Errorf("store: %w", err)
 		}
 	}
