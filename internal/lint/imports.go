@@ -78,6 +78,12 @@ var forbidden = []arrow{
 		instead: "kv moves bytes by package engine",
 	},
 	{
+		from: []string{"driver", "engine", "backends", "kv", "bench", "replay", "bindings",
+			"identity"},
+		mustNot: []string{"kv/tier/object/s3"},
+		instead: "who uses the library compiles no client of S3: take an object.Bucket",
+	},
+	{
 		from:    []string{"csrc", "cuda"},
 		mustNot: []string{"engine", "backends", "kv", "bench", "cmd", "bindings"},
 		instead: "the C side serves backends and knows none",

@@ -78,6 +78,8 @@ var cases = []struct {
 	{"kv knows csrc", "kv/handoff/a.go", local("csrc/copy"), "by package engine"},
 	{"kv makes digests", "kv/layout/a.go", local("csrc/digest"), ""},
 	{"kv looks entries up", "kv/sparse/a.go", local("csrc/sparse"), ""},
+	{"kv knows S3", "kv/cache/a.go", local("kv/tier/object/s3"), "take an object.Bucket"},
+	{"cmd knows S3", "cmd/sluice/a.go", local("kv/tier/object/s3"), ""},
 	{"csrc knows engine", "csrc/a.go", local("engine"), "serves backends"},
 	{"internal knows engine", "internal/proc/a.go", local("engine"), "below everything"},
 	{"internal knows internal", "internal/testing/testkit/a.go", local("internal/hostmem"), ""},
