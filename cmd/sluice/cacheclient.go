@@ -155,6 +155,17 @@ func printCacheReport(w io.Writer, r *serve.Report) error {
 		}
 		line("  %s\t%s", d.Path, text)
 	}
+	if o := r.Object; o != nil {
+		text := fmt.Sprintf("%d blocks in %d objects, %s of %s; %d read, %d written, %d lost",
+			o.Blocks, o.Objects, round(o.Bytes), round(o.Room), o.Read, o.Written, o.Lost)
+		if o.Unused != "" {
+			text += "; LEFT ALONE: " + o.Unused
+		}
+		if o.Error != "" {
+			text += "; last error: " + o.Error
+		}
+		line("object\t%s", text)
+	}
 	asked := uint64(0)
 	for _, n := range r.Loads {
 		asked += n

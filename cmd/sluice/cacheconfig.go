@@ -42,6 +42,7 @@ type cacheConfig struct {
 		buffer                 uint64
 	}
 	namespaces []cacheNamespace
+	object     objectConfig
 	cluster    struct {
 		etcd, addresses     []string
 		prefix, certificate string
@@ -93,6 +94,14 @@ func (c *cacheConfig) settings(table string, nth int) []setting {
 			{"etcd_certificate", &k.etcdCertificate, 1, 4096}, {"etcd_key", &k.etcdKey, 1, 4096},
 			{"etcd_authority", &k.etcdAuthority, 1, 4096},
 			{"lease", &k.lease, 5e9, 3600e9}}
+	case "object":
+		b, t := &c.object.bucket, &c.object.tier
+		return []setting{{"bucket", &b.Bucket, 3, 63}, {"endpoint", &b.Endpoint, 1, 4096},
+			{"region", &b.Region, 1, 255}, {"path_style", &b.PathStyle, 0, 0},
+			{"prefix", &t.Prefix, 1, 512}, {"bytes", &t.Bytes, 1, 1 << 60},
+			{"blocks", &t.Blocks, 1, blocksAll}, {"pack_bytes", &t.PackBytes, 4096, 64 << 20},
+			{"bytes_a_second", &t.BytesASecond, 1, unbounded}, {"ttl", &t.TTL, 1e9, unbounded},
+			{"timeout", &t.Timeout, 1e6, 3600e9}}
 	case "events":
 		e := &c.events
 		return []setting{{"address", &e.address, 1, 255}, {"replay", &e.replay, 1, 255},
@@ -235,9 +244,8 @@ func parseCacheConfig(path string, text []byte) (*cacheConfig, error) {
 	host, _ := os.Hostname()
 	c := &cacheConfig{path: path, text: string(text), name: host, socket: defaultSocket(),
 		startTimeout: 30 * time.Second, drainTimeout: 30 * time.Second}
-	c.cluster.weight = -1
-	for _, table := range []string{"identity", "schedule", "events", "cluster", "memory", "disk",
-		"namespace"} {
+	for _, table := range []string{"identity", "schedule", "events", "cluster", "object", "memory",
+		"disk", "namespace"} {
 		list, form := []any{keys[table]}, "["+table+"]"
 		switch many, isMany := keys[table].([]any); {
 		case keys[table] == nil:
@@ -355,6 +363,11 @@ func (c *cacheConfig) check() (err error) {
 		}
 		bad = n.Check()
 		refuse(bad != nil, "cluster", 0, "addresses", "%w", bad)
+	}
+	if c.object != (objectConfig{}) {
+		c.object.complete(c.name)
+		bad := c.object.check()
+		refuse(bad != nil, "object", 0, "", "%w", bad)
 	}
 	for _, text := range c.backends {
 		var spec backendSpec

@@ -119,6 +119,22 @@ func (report cacheMetrics) Collect(to chan<- prometheus.Metric) {
 				"written at once.", "path", d.Path)
 		}
 	}
+	if o := r.Object; o != nil {
+		usable := 1.0
+		if o.Unused != "" {
+			usable = 0
+		}
+		add(gauge, usable, "object_usable", "1: the object store is used; 0: it is left alone, "+
+			"after errors or as its indexes are being read.")
+		add(gauge, float64(o.Blocks), "object_blocks", "Blocks in the object store.")
+		add(gauge, float64(o.Bytes), "object_bytes", "Bytes of objects in the object store.")
+		add(count, float64(o.Retries), "object_retries_total", "Requests that were tried again.")
+		for what, n := range map[string]uint64{"read": o.Read, "written": o.Written,
+			"damaged": o.Damaged, "lost": o.Lost, "refused": o.Refused} {
+			add(count, float64(n), "object_blocks_total", "Blocks of the object store by what "+
+				"became of them.", "what", what)
+		}
+	}
 	add(gauge, float64(r.Running), "requests_running", "Requests that run.")
 	add(gauge, float64(r.Clients), "clients", "Clients that are connected.")
 	add(gauge, float64(r.Unproven), "unproven_transfers", "Transfers without a proof of their end.")

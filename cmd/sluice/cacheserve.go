@@ -164,6 +164,20 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 		say("waits for %s, for at most %v (start_timeout)", holder, cfg.startTimeout)
 	}
 	cfg.cache.Engine = e
+	if cfg.object != (objectConfig{}) {
+		below, err := cfg.object.open()
+		if err != nil {
+			return cfg.wrong("object", 0, "", "%w", err)
+		}
+		cfg.cache.Below = below
+		defer func() { // once the cache has ended
+			within, cancel := context.WithTimeout(context.Background(), cfg.drainTimeout)
+			defer cancel()
+			if err := below.Close(within); err != nil {
+				say("%v; its blocks are not in the object store", err)
+			}
+		}()
+	}
 	within, cancel := context.WithTimeoutCause(ctx, cfg.startTimeout,
 		errors.New("start_timeout is over"))
 	c, err := cache.Open(within, cfg.cache)

@@ -16,28 +16,32 @@ import (
 
 	"github.com/sluicehq/sluice/internal/figures"
 	"github.com/sluicehq/sluice/internal/hostmem"
+	"github.com/sluicehq/sluice/kv/tier/object/s3"
 	"github.com/sluicehq/sluice/kv/weights"
 )
 
 func newLoad() *cobra.Command {
 	var cold, asJSON bool
+	var store s3.Config
 	c := &cobra.Command{
 		Use:   "load FILE...",
 		Short: "Read safetensors files into memory, and say how fast",
 		Long: `Read the tensors of a model's safetensors files into memory: in large pieces, several at a
 time. A FILE that ends in .index.json is the index of a sharded model: the files that it names
-are read, once each.
+are read, once each. s3://BUCKET/NAME is an object of an S3 store, or all .safetensors below it;
+credentials come from the usual places ($AWS_ACCESS_KEY_ID, ~/.aws, the role of the machine).
 
 Bytes go past the page cache where the filesystem lets them, unless half of a file is in it; --cold
 drops the files from it first.`,
 		Example: `  sluice load model-00001-of-00002.safetensors model-00002-of-00002.safetensors
   sluice load --cold --json model/*.safetensors
-  sluice load model/model.safetensors.index.json`,
+  sluice load model/model.safetensors.index.json
+  sluice load s3://models/llama-70b`,
 		RunE: func(c *cobra.Command, files []string) (err error) {
 			if len(files) == 0 {
 				return usagef("want at least one file")
 			}
-			l := &loading{res: loadReport{Cold: cold}}
+			l := &loading{store: store, res: loadReport{Cold: cold}}
 			defer func() {
 				for _, f := range l.files {
 					err = errors.Join(err, f.Close())
@@ -55,12 +59,14 @@ drops the files from it first.`,
 	s := c.Flags()
 	s.BoolVar(&cold, "cold", false, "drop the files from the page cache first")
 	s.BoolVar(&asJSON, "json", false, "print JSON")
+	registerStore(s, &store)
 	return c
 }
 
 // loading is the state of one run of sluice load.
 type loading struct {
 	files []*weights.File // open
+	store s3.Config
 	res   loadReport
 }
 
@@ -68,12 +74,12 @@ type loading struct {
 // tensors.
 func (l *loading) load(ctx context.Context, paths []string, stderr io.Writer) error {
 	began := time.Now()
-	model, err := l.open(paths)
+	model, err := l.open(ctx, paths)
 	if err != nil {
 		return err
 	}
 	l.res.HeaderSeconds = time.Since(began).Seconds()
-	l.res.Files = len(l.files)
+	l.res.Files = len(l.files) + l.res.Objects
 	for _, t := range model.Tensors() {
 		l.res.Tensors++
 		l.res.Bytes += t.Len
@@ -107,8 +113,13 @@ func (l *loading) load(ctx context.Context, paths []string, stderr io.Writer) er
 	defer memory.Close()
 	l.res.MemoryBytes = need
 
+	readers := 0 // the default of files
+	if l.res.Objects > 0 {
+		readers = objectReaders
+	}
 	began = time.Now()
-	load, err := model.Load(ctx, weights.Config{Memory: memory.Bytes(), Straight: true})
+	load, err := model.Load(ctx, weights.Config{Memory: memory.Bytes(), Straight: true,
+		Readers: readers})
 	if err != nil {
 		return err
 	}
@@ -134,8 +145,11 @@ func (l *loading) load(ctx context.Context, paths []string, stderr io.Writer) er
 	return errors.Join(err, load.Close())
 }
 
-// open opens files and those that indexes name, each once.
-func (l *loading) open(paths []string) (*weights.Model, error) {
+// objectReaders is how many requests for an object run at a time.
+const objectReaders = 16
+
+// open opens files, objects, and files that indexes name, each once.
+func (l *loading) open(ctx context.Context, paths []string) (*weights.Model, error) {
 	var sources []weights.Source
 	add := func(path string) error {
 		if slices.ContainsFunc(sources, func(s weights.Source) bool { return s.Name == path }) {
@@ -153,6 +167,14 @@ func (l *loading) open(paths []string) (*weights.Model, error) {
 	}
 	indexes := map[string]weights.Index{} // by path
 	for _, path := range paths {
+		if strings.HasPrefix(path, "s3://") {
+			list, err := objectsOf(ctx, path, l.store)
+			if err != nil {
+				return nil, err
+			}
+			sources, l.res.Objects = append(sources, list...), l.res.Objects+len(list)
+			continue
+		}
 		path = filepath.Clean(path)
 		if !strings.HasSuffix(path, ".index.json") {
 			if err := add(path); err != nil {
@@ -191,6 +213,7 @@ func (l *loading) open(paths []string) (*weights.Model, error) {
 // loadReport is the outcome. The JSON keys are an interface: keys may be added, never renamed.
 type loadReport struct {
 	Files         int     `json:"files"`
+	Objects       int     `json:"objects,omitempty"` // of those
 	Tensors       int     `json:"tensors"`
 	Bytes         int64   `json:"bytes"` // of all tensors
 	Seconds       float64 `json:"seconds"`
@@ -207,6 +230,8 @@ type loadReport struct {
 func (r *loadReport) text(w io.Writer) error {
 	cache := "unknown page cache"
 	switch {
+	case r.Objects == r.Files:
+		cache = "no page cache: the files are in an object store"
 	case r.CachedBytes == 0 || r.Cold && r.CachedBytes < 0:
 		cache = "cold page cache"
 	case r.Cold:
