@@ -331,7 +331,8 @@ func (c *Cache) lower() {
 			s.lanes[id][last].oldest(func(i uint32) {
 				seen++
 				e := c.index.entry(i)
-				if e.state == present && bytes < lowerBytes && c.cfg.Below.Wants(
+				if e.state == present && bytes < lowerBytes && c.flowOf(i) != MemoryOnly &&
+					!c.expired(i) && c.cfg.Below.Wants(
 					c.spaces.digest(e.space), e.key, e.size, e.marks[last]&^useless != 0) {
 					bytes += int(e.size)
 					used := uint32(time.Now().Unix()) - c.ageOf(i)

@@ -191,9 +191,10 @@ func (t *Tier) collect(ctx context.Context, more uint64) error {
 			t.forgetPack(p)
 		}
 	}
-	slices.SortFunc(t.packs, func(a, b *pack) int { return a.used.Compare(b.used) })
 	for len(t.packs) > 0 && (t.bytes+more > t.cfg.Bytes || len(t.blocks) >= t.cfg.Blocks) {
-		t.forgetPack(t.packs[0])
+		t.forgetPack(slices.MinFunc(t.packs, func(a, b *pack) int {
+			return a.used.Compare(b.used)
+		}))
 	}
 	for _, p := range t.packs {
 		oldest = min(oldest, p.number)

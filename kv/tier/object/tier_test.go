@@ -469,6 +469,7 @@ func TestBounds(t *testing.T) {
 			require.Positive(t, count(read(t, tier, keysOf(0, 1), size)))
 		}
 	}
+	require.NoError(t, tier.Close(t.Context()))
 	require.LessOrEqual(t, f.most, 4*each*(size+sealMax))
 	require.LessOrEqual(t, tier.Stats().Bytes, tier.Stats().Room)
 
