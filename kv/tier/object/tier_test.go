@@ -36,6 +36,7 @@ type fake struct {
 	most     int          // bytes of packs that there were at a time
 	failing  func() error // of each request; nil: it works
 	hangs    bool         // Get answers no more
+	during   func()       // of the next Get, or Put of a pack; nil: nothing
 }
 
 func newFake() *fake { return &fake{objects: map[string][]byte{}, at: map[string]time.Time{}} }
@@ -49,7 +50,19 @@ func (f *fake) begin() (unlock func(), err error) {
 	return f.mu.Unlock, err
 }
 
+// meanwhile calls during, once.
+func (f *fake) meanwhile() {
+	var during func()
+	f.set(func(f *fake) { during, f.during = f.during, nil })
+	if during != nil {
+		during()
+	}
+}
+
 func (f *fake) Put(_ context.Context, name string, p []byte) error {
+	if strings.HasSuffix(name, packSuffix) {
+		f.meanwhile()
+	}
 	unlock, err := f.begin()
 	defer unlock()
 	if err != nil {
@@ -67,6 +80,7 @@ func (f *fake) Put(_ context.Context, name string, p []byte) error {
 }
 
 func (f *fake) Get(ctx context.Context, name string, offset int64, into [][]byte) error {
+	f.meanwhile()
 	unlock, err := f.begin()
 	hangs := f.hangs
 	p, ok := f.objects[name]
@@ -293,6 +307,35 @@ func TestTier(t *testing.T) {
 			await(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.aborted > 0 })
 		})
 	}
+}
+
+// TestRemoveBesideOthers: a block that is removed while it is written, or read, is gone.
+func TestRemoveBesideOthers(t *testing.T) {
+	const size = 5000
+	f := newFake()
+	tier := openTier(t, f, nil)
+	await(t, tier.isReady)
+	removes := func(n int) (ended chan error) {
+		ended = make(chan error, 1)
+		f.set(func(f *fake) {
+			f.during = func() { ended <- tier.Remove(context.Background(), space, keysOf(n, 1)) }
+		})
+		return ended
+	}
+	written := removes(1)
+	for n := range 3 {
+		require.True(t, put(t, tier, n, size, 0))
+	}
+	require.NoError(t, <-written)
+	await(t, func() bool { return tier.has(keysOf(0, 3)) == 2 })
+	require.Len(t, f.names(tombSuffix), 1)
+	loaded := removes(2)
+	require.Equal(t, []bool{true, false, false}, read(t, tier, keysOf(0, 3), size))
+	require.NoError(t, <-loaded)
+	require.NoError(t, tier.Close(t.Context()))
+	tier = openTier(t, f, nil)
+	await(t, tier.isReady)
+	require.Equal(t, 1, tier.has(keysOf(0, 3)))
 }
 
 // TestNoPartOfAnObject: what is not an object of this tier as a whole is not taken for one, and one
