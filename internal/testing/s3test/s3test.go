@@ -51,7 +51,7 @@ func Real(t *testing.T) (url string) {
 			Reason: err.Error(),
 			Fix:    "go install github.com/versity/versitygw/cmd/versitygw@latest"})
 	}
-	dir := t.TempDir()
+	dir, meta := t.TempDir(), t.TempDir() // not every filesystem has attributes of users
 	if err := os.MkdirAll(filepath.Join(dir, Bucket), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func Real(t *testing.T) (url string) {
 	at := l.Addr().String()
 	_ = l.Close()
 	c := exec.Command(program, "--access", Key, "--secret", Secret, "--port", at, "posix",
-		"--nometa", dir)
+		"--sidecar", meta, dir)
 	var output bytes.Buffer
 	c.Stdout, c.Stderr = &output, &output
 	if err := c.Start(); err != nil {
