@@ -165,7 +165,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 	cfg.cache.Engine = e
 	if cfg.object != (objectConfig{}) {
-		below, err := cfg.object.open()
+		below, err := cfg.object.open(cfg.cache.Seal)
 		if err != nil {
 			return cfg.wrong("object", 0, "", "%w", err)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/kv/seal"
 	"github.com/sluicehq/sluice/kv/tier/object"
 	"github.com/sluicehq/sluice/kv/tier/object/s3"
 	"github.com/sluicehq/sluice/kv/weights"
@@ -94,13 +95,16 @@ func (c *objectConfig) complete(node string) {
 }
 
 // open opens the tier, which makes no request before it returns.
-func (c *objectConfig) open() (*object.Tier, error) {
+func (c *objectConfig) open(keys *seal.Keys) (*object.Tier, error) {
 	bucket, err := s3.Open(fromEnvironment(c.bucket))
 	if err != nil {
 		return nil, err
 	}
 	cfg := c.tier
 	cfg.Bucket = bucket
+	if keys != nil { // no interface of a nil pointer
+		cfg.Seal = keys
+	}
 	return object.Open(cfg)
 }
 
