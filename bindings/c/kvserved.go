@@ -61,8 +61,17 @@ func (c clustered) Close(ctx context.Context) error {
 	return err
 }
 
-// dialKV opens what sluice_kv_dial names.
+// dialKV opens what sluice_kv_dial names, until ctx or the engine ends.
 func (e *openEngine) dialKV(ctx context.Context, network, address string) (served, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-e.gone:
+			cancel(engine.ErrClosed)
+		case <-ctx.Done():
+		}
+	}()
 	switch network {
 	case "unix", "tcp":
 		c, err := serve.Dial(ctx, e.Engine, network, address)

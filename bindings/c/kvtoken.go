@@ -31,6 +31,16 @@ func (n *namespace) ofCluster() (clusterSpace, error) {
 		engine.ErrNotSupported)
 }
 
+// adoptToken gives a token its handle, which the end of the cache makes stale.
+func (k *kv) adoptToken(t *cluster.Token) (uint64, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.over {
+		return 0, engine.ErrClosed
+	}
+	return tokens.put(&kvToken{k, t})
+}
+
 //export slgoKVMatchPinned
 func slgoKVMatchPinned(h C.uint64_t, list *C.struct_sluice_kv_key, count, chains C.size_t,
 	ttl, timeout C.int64_t, out *C.uint64_t, prefix *C.size_t, f *C.struct_slgo_fault) C.int {
@@ -56,9 +66,9 @@ func slgoKVMatchPinned(h C.uint64_t, list *C.struct_sluice_kv_key, count, chains
 		if err != nil {
 			return err
 		}
-		handle, err := adopt(n.of.of, &tokens, &kvToken{n.of, t})
+		handle, err := n.of.adoptToken(t)
 		if err != nil {
-			_ = t.Close() // the error of adopt says why
+			_ = t.Close() // the error of before says why
 			return err
 		}
 		*out, *prefix = C.uint64_t(handle), C.size_t(t.Prefix)

@@ -128,12 +128,15 @@ func (s *Space) MatchPinned(ctx context.Context, ttl time.Duration, chains ...[]
 	return t, nil
 }
 
-// Close ends the pins, in the process that has made the token.
+// Close ends the pins, in the process that has made the token. It waits at most a second for the
+// nodes.
 func (t *Token) Close() error {
-	var errs []error
-	for _, p := range t.pins {
-		errs = append(errs, p.Close())
+	errs := make([]error, len(t.pins))
+	var closing sync.WaitGroup
+	for k, p := range t.pins {
+		closing.Go(func() { errs[k] = p.Close() })
 	}
+	closing.Wait()
 	return errors.Join(errs...)
 }
 

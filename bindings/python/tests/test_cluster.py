@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
 from pathlib import Path
 from typing import Any, Callable
 
@@ -55,6 +57,55 @@ def test_a_question_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.start()
     thread.join(LIMIT)
     assert asked == [3_000_000_000] * 2
+
+
+def test_an_interrupted_call_has_keys_and_a_token_of_its_own(
+        nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on when the caller's keys are others, and what it was to return ends."""
+    array, keys = filled(), hashes(1, 4)
+    with nodes.connect() as cache, cache.attach(array, axis=1) as blocks:
+        space = cache.namespace("model", GEOMETRY)
+        assert set(space.store(keys, blocks, range(4)).wait(LIMIT)) == {Outcome.DONE}
+        going_on: list[Callable[[], None]] = []
+
+        def interrupted(call: Callable[[], None], *_: Any) -> None:
+            going_on.append(call)
+            raise KeyboardInterrupt
+
+        mine = keys[:1].copy()
+        with monkeypatch.context() as patch:
+            patch.setattr(cache_module, "beside", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                space.remove(mine, LIMIT)
+            with pytest.raises(KeyboardInterrupt):
+                space.match_pinned([keys[1:]], 60, LIMIT)
+        mine[:] = keys[1]
+        going_on.pop(0)()
+        assert [f > 0 for f in space.match(keys, LIMIT).found] == [False, True, True, True]
+        closed: list[int] = []
+        close = cache_module.lib.kv_token_close
+        monkeypatch.setattr(cache_module.lib, "kv_token_close",
+                            lambda handle: closed.append(handle) or close(handle))
+        going_on.pop()()
+        gc.collect()
+        assert len(closed) == 1
+
+
+def test_connecting_ends_with_the_engine(tmp_path: Path) -> None:
+    engine, errors = sluice.Engine("user"), list[BaseException]()
+
+    def connect() -> None:
+        try:
+            Cache.connect(f"nodes:a=unix:{tmp_path}/none", engine=engine, timeout=None)
+        except BaseException as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    time.sleep(0.2)  # by then it mostly waits for the node
+    engine.close()
+    thread.join(LIMIT)
+    assert len(errors) == 1 and isinstance(errors[0], (sluice.ClosedError, sluice.HandleError))
 
 
 def test_a_node_that_is_killed(nodes: Nodes) -> None:

@@ -15,7 +15,6 @@ Any thread may call anything; the interpreter's lock is released in every call o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import enum
 import hashlib
@@ -39,7 +38,7 @@ from typing import (
 )
 
 from . import _library
-from ._buffers import Held, Indices, hold_indices
+from ._buffers import Indices, hold_indices
 from ._clock import SLICE_NS, beside, in_slices, nanoseconds
 from ._config import CLUSTERS, STREAMS, is_cluster, split
 from ._library import PENDING, lib
@@ -383,18 +382,19 @@ class Namespace(Closing):
         it by the keys alone, nor the other way round. It ends with this namespace, or by `close`.
         """
         out = ctypes.c_uint64()
-        with _hold_keys(before) as (at, n):
-            check(lib.kv_chain(self._handle, at, n, ctypes.byref(out)))
+        listed = _listed(before)
+        check(lib.kv_chain(self._handle, listed, len(listed) // KEY_BYTES, ctypes.byref(out)))
         return Namespace(self.cache, self.name, out.value)
 
     def match(self, keys: Keys, timeout: Optional[float] = 5.0) -> Match:
         """Looks for blocks. It moves nothing and does not count as a use. What it found may go
         before it is loaded: `Hint.RETAIN` has it stay.
         """
-        with _hold_keys(keys) as (at, n):
-            found, prefix = ctypes.create_string_buffer(max(n, 1)), ctypes.c_size_t()
-            self.cache._ask(lambda ns: lib.kv_match(self._handle, at, n, ns, found,
-                                                    ctypes.byref(prefix)), timeout)
+        listed = _listed(keys)
+        n = len(listed) // KEY_BYTES
+        found, prefix = ctypes.create_string_buffer(max(n, 1)), ctypes.c_size_t()
+        self.cache._ask(lambda ns: lib.kv_match(self._handle, listed, n, ns, found,
+                                                ctypes.byref(prefix)), timeout)
         return Match(prefix.value, found.raw[:n])
 
     def load(self, keys: Keys, to: Blocks, slots: Indices, timeout: Optional[float] = 30.0) -> Op:
@@ -425,16 +425,17 @@ class Namespace(Closing):
 
     def _move(self, call: Callable[..., int], keys: Keys, at: Blocks, slots: Indices,
               timeout: Optional[float]) -> Op:
-        with _hold_keys(keys) as (listed, n):
-            held, m = hold_indices(slots, "slots")
-            if n != m:
-                raise ArgumentError(f"{m} slots for {n} keys: want one each")
-            place = _library.KVPlace.from_buffer_copy(at._place)
-            place.slots = held.address
-            op = Op(n, self, at)
-            check(call(self._handle, listed, n, ctypes.byref(place), nanoseconds(timeout),
-                       ctypes.byref(op._out)))
-            held.release()
+        listed = _listed(keys)
+        n = len(listed) // KEY_BYTES
+        held, m = hold_indices(slots, "slots")
+        if n != m:
+            raise ArgumentError(f"{m} slots for {n} keys: want one each")
+        place = _library.KVPlace.from_buffer_copy(at._place)
+        place.slots = held.address
+        op = Op(n, self, at)
+        check(call(self._handle, listed, n, ctypes.byref(place), nanoseconds(timeout),
+                   ctypes.byref(op._out)))
+        held.release()
         return op
 
     def match_pinned(self, chains: Sequence[Keys], seconds: float,
@@ -442,17 +443,15 @@ class Namespace(Closing):
         """One answer of a cluster for several ranks, each of which has a chain: the longest prefix
         that all have, where it is, and pins that have it stay for so many seconds, from 1 to 3,600.
         """
-        rows = []
-        for keys in chains:
-            with _hold_keys(keys) as (at, n):
-                rows.append(ctypes.string_at(at, n * KEY_BYTES))
+        rows = [_listed(keys) for keys in chains]
         shortest = min(map(len, rows), default=0)
         joined = b"".join([row[:shortest] for row in rows])
-        token, prefix = ctypes.c_uint64(), ctypes.c_size_t()
+        token = Token()
         self.cache._ask(lambda ns: lib.kv_match_pinned(
             self._handle, joined, shortest // KEY_BYTES, len(rows), nanoseconds(seconds), ns,
-            ctypes.byref(token), ctypes.byref(prefix)), timeout)
-        return Token(token.value, prefix.value)
+            ctypes.byref(token._out), ctypes.byref(token._prefix)), timeout)
+        token._read()
+        return token
 
     def load_pinned(self, token: bytes, chain: int, keys: Keys, to: Blocks, slots: Indices,
                     timeout: Optional[float] = 30.0) -> Op:
@@ -471,10 +470,10 @@ class Namespace(Closing):
         """Reads blocks from the disks into memory, for a load to come, and returns at once. It
         brings at most a quarter of the memory; what is beyond is NO_ROOM.
         """
-        with _hold_keys(keys) as (at, n):
-            op = Op(n, self)
-            check(lib.kv_prefetch(self._handle, at, n, nanoseconds(timeout),
-                                  ctypes.byref(op._out)))
+        listed = _listed(keys)
+        op = Op(len(listed) // KEY_BYTES, self)
+        check(lib.kv_prefetch(self._handle, listed, op.keys, nanoseconds(timeout),
+                              ctypes.byref(op._out)))
         return op
 
     def hint(self, kind: Hint, keys: Keys, seconds: float = 0,
@@ -485,9 +484,10 @@ class Namespace(Closing):
         """
         kind = _member(Hint, kind, "kind")
         result = _library.KVHintResult()
-        with _hold_keys(keys) as (at, n):
-            self.cache._ask(lambda ns: lib.kv_hint(self._handle, kind, nanoseconds(seconds), at, n,
-                                                   ns, ctypes.byref(result)), timeout)
+        listed = _listed(keys)
+        self.cache._ask(lambda ns: lib.kv_hint(self._handle, kind, nanoseconds(seconds), listed,
+                                               len(listed) // KEY_BYTES, ns,
+                                               ctypes.byref(result)), timeout)
         return HintResult(result.applied, result.missing, result.refused)
 
     def hint_envelope(self, envelope: bytes, timeout: Optional[float] = 5.0) -> list[
@@ -509,16 +509,17 @@ class Namespace(Closing):
         """
         e = _library.KVEstimate()
         e.size = ctypes.sizeof(e)
-        with _hold_keys(keys) as (at, n):
-            self.cache._ask(lambda ns: lib.kv_estimate(self._handle, at, n, ns, ctypes.byref(e)),
-                            timeout)
+        listed = _listed(keys)
+        self.cache._ask(lambda ns: lib.kv_estimate(self._handle, listed, len(listed) // KEY_BYTES,
+                                                   ns, ctypes.byref(e)), timeout)
         return Estimate(e.time_ns / 1e9, e.memory_blocks, e.memory_bytes, e.disk_blocks,
                         e.disk_bytes, e.missing, bool(e.measured))
 
     def remove(self, keys: Keys, timeout: Optional[float] = 30.0) -> None:
         """Forgets blocks: when this returns, no restart finds them."""
-        with _hold_keys(keys) as (at, n):
-            self.cache._ask(lambda ns: lib.kv_remove(self._handle, at, n, ns), timeout)
+        listed = _listed(keys)
+        self.cache._ask(lambda ns: lib.kv_remove(self._handle, listed, len(listed) // KEY_BYTES,
+                                                 ns), timeout)
 
     def keys(self, timeout: Optional[float] = 5.0) -> Iterator[bytes]:
         """Lists the blocks that are there, in no order: up to 4,096 keys behind each other a time,
@@ -548,14 +549,25 @@ class Token(Closing):
     ranks, and close it once all have loaded: that ends the pins.
     """
 
-    def __init__(self, handle: int, prefix: int) -> None:
-        self._handle, self.prefix = handle, prefix
-        self.data = grow(lambda buffer, room, n: lib.kv_token_bytes(handle, buffer, room, n), 4096)
+    prefix = 0
+    data = b""
+
+    def __init__(self) -> None:
+        self._out, self._prefix = ctypes.c_uint64(), ctypes.c_size_t()  # as for Cache
+
+    def _read(self) -> None:
+        self.prefix = self._prefix.value
+        self.data = grow(lambda buffer, room, n: lib.kv_token_bytes(self._out.value, buffer, room,
+                                                                    n), 4096)
 
     def close(self) -> None:
-        if self._handle:
-            lib.kv_token_close(self._handle)  # stale when its cache was closed
-            self._handle = 0
+        handle, self._out.value = self._out.value, 0
+        if handle:
+            lib.kv_token_close(handle)  # stale when its cache was closed
+
+    def __del__(self) -> None:  # also after an interrupt, once the call has ended
+        if hasattr(self, "_out"):
+            self.close()
 
 
 class Op(Closing):
@@ -702,25 +714,21 @@ def _shape(source: Any, block_bytes: Optional[int]) -> tuple[Sequence[int], int]
     return [length // unit], unit
 
 
-@contextlib.contextmanager
-def _hold_keys(keys: Keys) -> Iterator[tuple[int, int]]:
-    """Where keys lie, and how many; a list becomes one string of bytes."""
+def _listed(keys: Keys) -> bytes:
+    """Keys behind each other, in memory of their own: a call that an interrupt leaves reads them
+    when the caller's may be gone, or have others.
+    """
     if isinstance(keys, (list, tuple)):
         if any(n != KEY_BYTES for n in set(map(len, keys))):
             raise ArgumentError(f"a key has {KEY_BYTES} bytes: make keys of other hashes by key_of")
-        keys = b"".join(keys)
-    elif hasattr(keys, "numpy"):  # a tensor in host memory
+        return b"".join(keys)
+    if hasattr(keys, "numpy"):  # a tensor in host memory
         keys = keys.numpy()
-    try:
-        view = memoryview(keys)
-        held = Held(keys)
-    except (BufferError, ValueError) as e:
-        raise ArgumentError(f"keys: {e}: want contiguous memory") from None
-    rows = view.shape[0] if view.shape and view.ndim > 1 else held.length // KEY_BYTES
-    try:
-        if held.length != rows * KEY_BYTES:
-            raise ArgumentError(f"keys of the shape {view.shape} and {view.itemsize} bytes each: "
-                                f"want {KEY_BYTES} bytes a key, such as (n, {KEY_BYTES}) of uint8")
-        yield held.address, rows
-    finally:
-        held.release()
+    view = memoryview(keys)
+    if not view.c_contiguous:
+        raise ArgumentError("keys: want contiguous memory")
+    rows = view.shape[0] if view.shape and view.ndim > 1 else view.nbytes // KEY_BYTES
+    if view.nbytes != rows * KEY_BYTES:
+        raise ArgumentError(f"keys of the shape {view.shape} and {view.itemsize} bytes each: "
+                            f"want {KEY_BYTES} bytes a key, such as (n, {KEY_BYTES}) of uint8")
+    return view.tobytes()
