@@ -123,7 +123,11 @@ def test_a_node_of_a_cluster_that_loses_all(nodes: Nodes) -> None:
 
     all_there()
     assert store.batch_is_exist(list(values)) == [1] * len(values)
-    assert store.upsert("n1", b"x") == store.remove_all() == FAILED
+    session = store._objects._session
+    asked = [n["requests"] for n in session.cache.stats()["nodes"]]
+    assert store.upsert("n1", b"x") == FAILED  # and stores no piece
+    assert [n["requests"] for n in session.cache.stats()["nodes"]] == asked
+    assert store.remove_all() == FAILED
     assert store.get("n1") == values["n1"]
     nodes.kill("b")
     memory, others = Memory(24_000), [f"m{k}" for k in range(24)]

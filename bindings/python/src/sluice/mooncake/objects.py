@@ -429,6 +429,9 @@ class Objects(PageStore):
 
     def _put(self, session: _pages._Session, names: Sequence[str], values: Sequence[Value],
              anew: bool, tries: int = TRIES) -> list[int]:
+        if anew and is_cluster(self._options.address):  # before pieces are stored in vain
+            raise errors.NotSupportedError("a cluster replaces nothing: remove the object, and put "
+                                           "it anew")
         heads, pieces = self._spaces(session)
         codes, fresh, broken = [OK] * len(names), dict[str, int](), dict[int, Head]()
         # Of a lone short value the store of its head tells whether there is one; of a longer one
