@@ -70,7 +70,7 @@ func (a *serverFlags) askCluster(c *cobra.Command, do func(context.Context, *clu
 		return fmt.Errorf("reach the cluster: %w", err)
 	}
 	err = do(ctx, u)
-	if absent := u.absent(); err != nil && absent != "" {
+	if absent, _ := u.absent(); err != nil && absent != "" {
 		err = fmt.Errorf("%w; nodes that do not answer have and take no blocks: %s", err, absent)
 	}
 	return errors.Join(err, u.end())

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -251,7 +252,9 @@ func (a *clusterFlags) register(s *pflag.FlagSet) {
 		"tcp:listen=:0,certificate=FILE,key=FILE,authority=FILE, or tcp:listen=:0,plaintext=true")
 }
 
-func (a *clusterFlags) isSet() bool { return len(a.etcd) > 0 || a.nodes != "" }
+func (a *clusterFlags) isSet() bool {
+	return len(a.etcd) > 0 || a.nodes != "" || a.prefix != "" || a.backend.given
+}
 
 // clusterUser is a client of a cluster, with memory for a block.
 type clusterUser struct {
@@ -288,10 +291,14 @@ func (a *clusterFlags) openEngine(name string) (e *engine.Engine, id *identity.I
 	return e, id, err
 }
 
-// check says what is wrong with --backend.
+// check says what is wrong with the flags.
 func (a *clusterFlags) check() error {
 	words := a.backend.words
 	switch {
+	case len(a.etcd) == 0 && a.nodes == "":
+		return usagef("--prefix and --backend are of a cluster: name it by --etcd or --nodes")
+	case len(a.etcd) > 0 && a.nodes != "":
+		return usagef("--etcd and --nodes: a cluster has the one or the other")
 	case a.backend.given && a.backend.name != "tcp":
 		return usagef("--backend %s: nodes of other hosts are reached by tcp", a.backend.text)
 	case says(words, "listen") && !says(words, "certificate", "plaintext"):
@@ -314,8 +321,6 @@ func (a *clusterFlags) open(ctx context.Context, name string) (u *clusterUser, e
 	}
 	var d directory.Directory
 	switch {
-	case len(a.etcd) > 0 && a.nodes != "":
-		return u, usagef("--etcd and --nodes: a cluster has the one or the other")
 	case a.nodes != "":
 		nodes, err := directory.ParseList(a.nodes)
 		if err != nil {
@@ -325,8 +330,11 @@ func (a *clusterFlags) open(ctx context.Context, name string) (u *clusterUser, e
 			return u, &usageError{err}
 		}
 	default:
-		e, err := etcd.Open(ctx, etcd.Config{Endpoints: a.etcd, Prefix: a.prefix,
-			HangUp: true})
+		cfg := etcd.Config{Endpoints: a.etcd, Prefix: a.prefix, HangUp: true}
+		if err := cfg.Check(); err != nil {
+			return u, &usageError{err}
+		}
+		e, err := etcd.Open(ctx, cfg)
 		if err != nil {
 			return u, fmt.Errorf("%w: name an etcd that runs by --etcd, or the nodes by --nodes",
 				err)
@@ -388,18 +396,21 @@ func (u *clusterUser) moveBlock(ctx context.Context, call func(context.Context, 
 	return outcomes[0], nil
 }
 
-// absent names the nodes that do not answer, and why; empty: all answer.
-func (u *clusterUser) absent() string {
+// absent names the nodes that do not answer, and why; empty: all answer. Others says that some are
+// of other hosts, perhaps, which need --backend.
+func (u *clusterUser) absent() (text string, others bool) {
 	var list []string
 	for _, n := range u.Stats().Nodes {
 		if n.State != cluster.Serving {
 			list = append(list, fmt.Sprintf("%s (%s)", n.Name, cmp.Or(n.Why, string(n.State))))
+			others = others || u.local && slices.ContainsFunc(n.Addresses,
+				func(a string) bool { return strings.HasPrefix(a, "tcp:") })
 		}
 	}
-	if len(list) > 0 && u.local {
+	if others {
 		list[len(list)-1] += "; those of other hosts are reached with --backend"
 	}
-	return strings.Join(list, ", ")
+	return strings.Join(list, ", "), others
 }
 
 // nodeReport is a node as this process sees it and, where it may ask, as the node says.
@@ -447,7 +458,7 @@ func (u *clusterUser) printStats(ctx context.Context, w, stderr io.Writer, asJSO
 		fmt.Fprintln(stderr, "no node has joined: sluice cache serve says so once it has; "+
 			"--prefix must be that of its config")
 	}
-	if u.local && u.absent() != "" {
+	if _, others := u.absent(); others {
 		fmt.Fprintln(stderr, "nodes of other hosts are reached with --backend: docs/cluster.md")
 	}
 	if s.Trouble != "" {

@@ -147,7 +147,9 @@ func TestCluster(t *testing.T) {
 	require.Contains(t, o.stderr, "reach the cluster")
 	require.Contains(t, o.stderr, "refuses the connection")
 	require.Contains(t, o.stderr, "--nodes")
-	require.Contains(t, ok(t, in("stat", "--nodes", strings.Join(list, ","))).stdout, "unreachable")
+	o = ok(t, in("stat", "--nodes", strings.Join(list, ",")))
+	require.Contains(t, o.stdout, "unreachable")
+	require.NotContains(t, o.stderr, "--backend") // it is of this host
 	o = in("get", "--nodes", strings.Join(list, ","), "--hash", "bye", back)
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "nodes that do not answer")
@@ -160,6 +162,8 @@ func TestCluster(t *testing.T) {
 		{"cache", "stat", "--nodes", list[0], "--server", "/x"},
 		{"cache", "stat", "--nodes", list[0], "--backend", "shm"},
 		{"cache", "stat", "--nodes", list[0], "--backend", "tcp:listen=:0"},
+		{"cache", "stat", "--backend", "tcp:plaintext=true"}, {"cache", "stat", "--prefix", "x"},
+		{"cache", "stat", "--etcd", "localhost:2379"},
 		{"cache", "serve", "--name", "a/b", "--memory", "64MiB"},
 		{"cache", "serve", "--name", "a"}, {"cache", "serve", "--name", "a", "--config", "x"}} {
 		require.Equal(t, statusUsage, sluice(t, args...).status, args)
