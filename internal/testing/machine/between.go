@@ -45,18 +45,23 @@ func BetweenHosts(t testing.TB, setUp ...func(*Pair) error) (far *Host, err erro
 	return nil, again(t, pair.Near.Start, pair.Far.File())
 }
 
-// AsRoot runs a test once more as root of a user namespace, where this is not root, and reports
-// that it has done so. It has failed the test if the other run did.
+// AsRoot runs a test once more as root, of a user namespace where this is not root, and reports
+// that it has done so. It has failed the test if the other run did. What that mounts ends with it,
+// also when it is killed, as it is when this process is.
 func AsRoot(t testing.TB) (ran bool, err error) {
 	t.Helper()
-	if os.Geteuid() == 0 {
+	if os.Getenv(nearVariable) == t.Name() {
 		return false, nil
 	}
+	attr := &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() != 0 {
+		attr.Unshareflags = 0
+		attr.Cloneflags = unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWNS
+		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
+	}
 	return true, again(t, func(c *exec.Cmd) error {
-		c.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
-			UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}}
+		c.SysProcAttr = attr
 		return refused(c.Start())
 	})
 }

@@ -3,10 +3,12 @@
 package machine
 
 import (
+	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver/drivertest"
 )
@@ -36,4 +38,25 @@ func TestNetwork(t *testing.T) {
 	require.Error(t, dial(first))
 	w.Mend()
 	reaches(t, first)
+}
+
+// TestAsRoot: what a run mounts and leaves is not there afterwards.
+func TestAsRoot(t *testing.T) {
+	const variable = "SLUICE_TEST_MOUNT"
+	dir := os.Getenv(variable)
+	if dir == "" {
+		dir = t.TempDir()
+		t.Setenv(variable, dir)
+	}
+	ran, err := AsRoot(t)
+	if err != nil {
+		drivertest.SkipIfUnavailable(t, err)
+	}
+	if !ran {
+		require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
+		return
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	require.NoError(t, err)
+	require.NotContains(t, string(mounts), dir)
 }
