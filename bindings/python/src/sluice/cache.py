@@ -516,7 +516,9 @@ class Namespace(Closing):
                         e.disk_bytes, e.missing, bool(e.measured))
 
     def remove(self, keys: Keys, timeout: Optional[float] = 30.0) -> None:
-        """Forgets blocks: when this returns, no restart finds them."""
+        """Forgets blocks: when this returns, no restart finds them, nor any node of a cluster that
+        is in its list now.
+        """
         listed = _listed(keys)
         self.cache._ask(lambda ns: lib.kv_remove(self._handle, listed, len(listed) // KEY_BYTES,
                                                  ns), timeout)
