@@ -31,6 +31,9 @@ var binary string
 // asCommand makes the test binary the command itself.
 const asCommand = "SLUICE_TEST_AS_COMMAND"
 
+// builtBinary names the command for a process that runs a test once more.
+const builtBinary = "SLUICE_TEST_BINARY"
+
 func TestMain(m *testing.M) {
 	if setup := os.Getenv(asClient); setup != "" {
 		if err := runTraceClient(setup); err != nil {
@@ -52,6 +55,9 @@ func buildAndRun(m *testing.M) int {
 		os.Setenv(asCommand, "1")
 		return m.Run()
 	}
+	if binary = os.Getenv(builtBinary); binary != "" {
+		return m.Run()
+	}
 	dir, err := os.MkdirTemp("", "sluice-test-*")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -65,6 +71,7 @@ func buildAndRun(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "build the command: %v\n%s", err, out)
 		return 1
 	}
+	os.Setenv(builtBinary, binary)
 	return m.Run()
 }
 
