@@ -286,7 +286,7 @@ func (d *disk) sumOf(p []byte, n uint32) uint32 {
 // attach calls visit with each record of the file, which says whether it takes the block.
 func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 	p, room := make([]byte, 1<<20), make([]byte, recordFields)
-	opened, unopened, why := 0, 0, error(nil)
+	opened, unopened, why := 0, []uint32(nil), error(nil)
 	for n := uint32(0); uint64(n) < d.entries; {
 		part := p[:min(uint64(len(p)), (d.entries-uint64(n))*d.each)]
 		if _, err := d.f.ReadAt(part, d.recordAt(n)); err != nil {
@@ -298,8 +298,8 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 				continue
 			}
 			p, err := d.readRecord(n, part, room)
-			if err != nil { // by a key that has left the file: another record takes its place
-				unopened, why = unopened+1, err
+			if err != nil {
+				unopened, why = append(unopened, n), err
 				continue
 			}
 			opened++
@@ -322,8 +322,15 @@ func (d *disk) attach(visit func(n uint32, r *record) bool) error {
 			}
 		}
 	}
-	if opened == 0 && unopened > 0 {
-		return d.unopened(unopened, why)
+	if opened == 0 && len(unopened) > 0 {
+		return d.unopened(len(unopened), why)
+	}
+	// What was sealed by a key that has left the file is not to come back with it: its block may be
+	// removed or replaced meanwhile, and its place another's.
+	for _, n := range unopened {
+		if err := d.empty(n); err != nil {
+			return err
+		}
 	}
 	d.health.last = why
 	d.places.claimed()

@@ -66,6 +66,10 @@ type stage struct {
 // while blocks are sealed or opened.
 const stagesMax = 5
 
+// lostMax is how many of them may be lost to transfers without a proof before the disk is used no
+// more.
+const lostMax = stagesMax
+
 // openStages makes room for the stages of a disk; they have memory once they are needed.
 func (d *disk) openStages() {
 	d.stages = make(chan *stage, stagesMax)
@@ -81,13 +85,20 @@ func (c *Cache) takeStage(ctx context.Context, d *disk, blocks int, size uint32)
 	if d.seal == nil {
 		return nil, nil, nil
 	}
+	d.mu.Lock()
+	lost := len(d.lost)
+	d.mu.Unlock()
+	if lost >= lostMax {
+		return nil, nil, fmt.Errorf("%d transfers of sealed blocks were given up, and have their "+
+			"memory still: restart the process: %w", lost, engine.ErrFull)
+	}
 	select {
 	case s = <-d.stages:
 	case <-ctx.Done():
 		return nil, nil, context.Cause(ctx)
 	}
 	need := uint64(blocks) * d.run(size)
-	if s.memory == nil || uint64(len(s.memory.Bytes())) < need {
+	if s.region == nil || uint64(len(s.memory.Bytes())) < need {
 		if err = s.close(); err == nil {
 			s.memory, err = c.cfg.Engine.Alloc(max(need, batchBytes),
 				engine.AllocOptions{Purpose: "sealed blocks"})

@@ -9,12 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/backends/mem"
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 	"github.com/sluicehq/sluice/kv/seal"
 )
 
@@ -185,4 +187,98 @@ func (n *node) recordOf(id uint64) (record uint32) {
 		record = n.index.entry(i).record
 	})
 	return record
+}
+
+// TestSealedKeyThatComesBack: what a key has sealed that had left the file meanwhile is not found
+// once the key is there again, as it may have been removed or replaced.
+func TestSealedKeyThatComesBack(t *testing.T) {
+	path, file := memoryFile(t), filepath.Join(t.TempDir(), "disk")
+	open := func(keys ...int) *node {
+		if _, err := os.Stat(path); err == nil {
+			require.NoError(t, os.Remove(path))
+		}
+		return sealedNode(t, path, file, keys...)
+	}
+	n := open(1)
+	require.Equal(t, all(Done, 8), n.put(t, ids(0, 8)))
+	n.close(t)
+	n = open(2, 1)
+	require.Equal(t, 8, n.ns.Match(ids(0, 8)).Prefix)
+	require.Equal(t, all(Done, 1), n.put(t, ids(100, 1)))
+	n.close(t)
+	n = open(2)
+	require.Equal(t, all(Missing, 8), n.get(t, ids(0, 8)))
+	require.NoError(t, n.ns.Remove(ids(0, 1)))
+	n.replace(t, ids(1, 1)[0], 20, 7, blockBytes)
+	n.close(t)
+	n = open(2, 1)
+	require.Equal(t, []Outcome{Missing}, n.get(t, ids(0, 1)))
+	require.Equal(t, uint64(7), n.version(t, ids(1, 1)[0], 20, blockBytes))
+	require.Equal(t, all(Missing, 6), n.get(t, ids(2, 6)))
+	require.Equal(t, all(Done, 1), n.get(t, ids(100, 1)))
+}
+
+// TestStages: a stage that was not registered is, for who needs it next; none is longer than a
+// transfer, however many small blocks wait; and those that are lost are few.
+func TestStages(t *testing.T) {
+	const small, many = 512, 4000
+	n := openNode(t, memoryFile(t), many/2, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), many+100)(c)
+		sealed(t, c.Disks[0].Path, 1)(c)
+	})
+	d := n.disks[0]
+	var taken []*engine.Region
+	for k := range stagesMax {
+		r, err := n.engine.RegisterPrivate(fmt.Sprintf("cache disk %x, sealed %d", d.id[:8], k),
+			driver.Segment{Kind: driver.DRAM, Len: 4096, Mem: n.mem[:4096]})
+		require.NoError(t, err)
+		taken = append(taken, r)
+	}
+	require.Equal(t, all(Done, 1), n.put(t, ids(0, 1)))
+	require.Zero(t, n.ns.Match(ids(0, 1)).Blocks[0]&OnDisk)
+	for _, r := range taken {
+		require.NoError(t, r.Close())
+	}
+	for k := range uint64(stagesMax) { // each has its turn
+		require.Equal(t, all(Done, 1), n.put(t, ids(1+k, 1)))
+		require.NotZero(t, n.ns.Match(ids(1+k, 1)).Blocks[0]&OnDisk)
+	}
+
+	standing := testpoint.Stand(t, "cache: on disk")[0]
+	var ops []*Op
+	store := func(from, count uint64) {
+		at := n.at(0, int(count))
+		at.Run, at.Stride = small, small
+		op := n.ns.Store(t.Context(), ids(from, count), at)
+		require.NoError(t, op.Wait(t.Context()))
+		ops = append(ops, op)
+	}
+	store(100, 1)
+	<-standing.Came
+	for k := range uint64(2) { // one in the channel, one before it
+		store(101+k, 1)
+		require.Eventually(t, func() bool { return len(n.writes) == 0 && len(d.jobs) == 1 },
+			time.Minute, time.Millisecond)
+	}
+	store(200, many)
+	standing.GoOn()
+	for _, op := range ops {
+		<-op.Durable()
+	}
+	require.Zero(t, n.Stats().Unwritten)
+	for range stagesMax {
+		s := <-d.stages
+		if s.memory != nil {
+			require.LessOrEqual(t, len(s.memory.Bytes()), batchBytes)
+		}
+		d.stages <- s
+	}
+
+	for range lostMax {
+		s, _, err := n.takeStage(t.Context(), d, 1, small)
+		require.NoError(t, err)
+		d.giveStage(s, false)
+	}
+	_, _, err := n.takeStage(t.Context(), d, 1, small)
+	require.ErrorIs(t, err, engine.ErrFull)
 }

@@ -79,15 +79,15 @@ func (c *Cache) writer() {
 	close(c.written)
 }
 
-// plan finds room on one disk for the first blocks of a list that have one length, and has its
-// writer write them. It returns the others.
+// plan finds room on one disk for the first blocks of a list that have one length, as many as a
+// stage takes where it is sealed, and has its writer write them. It returns the others.
 func (c *Cache) plan(list []diskWrite) (rest []diskWrite) {
 	x := c.index
 	var to *disk
 	j := &job{size: x.entry(list[0].i).size}
 	for _, w := range list {
 		e := x.entry(w.i)
-		if e.size != j.size {
+		if e.size != j.size || to != nil && to.seal != nil && len(j.blocks) == c.batchOf(j.size) {
 			rest = append(rest, w)
 			continue
 		}
