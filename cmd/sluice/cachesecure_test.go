@@ -78,7 +78,7 @@ func TestSecretsOfConfig(t *testing.T) {
 		{space + "readers = [\"\"]\n", "line 6: namespace.readers: readers: name \"\""},
 		{space + fmt.Sprintf("salt = %q\n", short), "line 6: namespace.salt: "},
 		{space + fmt.Sprintf("salt = %q\n", shown), "line 6: namespace.salt: others may read"},
-		{space + "salt = \"/no/such\"\n", "line 6: namespace.salt: stat /no/such"},
+		{space + "salt = \"/no/such\"\n", "line 6: namespace.salt: open /no/such"},
 		{fmt.Sprintf("seal = %q\n", short) + quickMemory, "line 1: seal: key file"},
 		{cluster + "etcd_key = \"k\"\n", "line 4: cluster.etcd_certificate: etcd_certificate"},
 		{cluster + "etcd_certificate = \"c\"\netcd_key = \"k\"\netcd_authority = \"a\"\n",

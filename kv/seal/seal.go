@@ -23,11 +23,14 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -104,7 +107,12 @@ func ReadKeys(path string) (*Keys, error) {
 
 // ReadSecret reads a file that its user and its group alone may read, of 1 byte to 64 KiB.
 func ReadSecret(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe has nobody wait
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat() // of what is read, whatever takes its name meanwhile
 	switch {
 	case err != nil:
 		return nil, err
@@ -115,7 +123,11 @@ func ReadSecret(path string) ([]byte, error) {
 		return nil, fmt.Errorf("others may read %s, or its group may write it: chmod 600: %w",
 			path, os.ErrPermission)
 	}
-	return os.ReadFile(path)
+	text, err := io.ReadAll(io.LimitReader(f, fileMax+1))
+	if err == nil && (len(text) == 0 || len(text) > fileMax) {
+		err = fmt.Errorf("%s changed as it was read: %w", path, driver.ErrBounds)
+	}
+	return text, err
 }
 
 func newKey(secret []byte) (k key) {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/driver"
 )
@@ -146,7 +147,13 @@ func TestReadKeys(t *testing.T) {
 			require.NotContains(t, err.Error(), "secret", name)
 		}
 	}
-	_, err := ReadKeys(filepath.Join(t.TempDir(), "none"))
+	pipe := filepath.Join(t.TempDir(), "pipe") // nobody writes to it
+	require.NoError(t, unix.Mkfifo(pipe, 0o600))
+	_, err := ReadKeys(pipe)
+	require.ErrorIs(t, err, driver.ErrBounds)
+	_, err = ReadKeys("/dev/zero")
+	require.ErrorIs(t, err, driver.ErrBounds)
+	_, err = ReadKeys(filepath.Join(t.TempDir(), "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
