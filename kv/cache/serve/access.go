@@ -123,6 +123,9 @@ func (s *Server) mayDo(c *client, what kind, n *space) error {
 	return s.refuse(c, what, n.Name(), "its writers do not name")
 }
 
+// nameShown is how much of the name of a namespace a refusal shows, in bytes.
+const nameShown = 256
+
 // refuse is the error of a request that a client may not make. It says nothing of what is there.
 // The log is told of it.
 func (s *Server) refuse(c *client, what kind, name, why string) error {
@@ -130,6 +133,7 @@ func (s *Server) refuse(c *client, what kind, name, why string) error {
 	if names := c.names(); len(names) > 0 {
 		who = fmt.Sprintf("%q", names)
 	}
+	name = name[:min(len(name), nameShown)] // it may be as long as a message
 	s.refused.Add(1)
 	if s.cfg.Log != nil && s.telling.Allow() {
 		s.cfg.Log.Warn("refused", "request", what.String(), "namespace", name, "who", who,

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"github.com/sluicehq/sluice/backends/tcp"
 	"github.com/sluicehq/sluice/driver"
@@ -44,11 +45,12 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// lists are what a test has Config.Access say of "model", and of a namespace without a name.
+// lists are what a test has Config.Access say of names that begin with "model", and of a namespace
+// without a name.
 type lists struct{ atomic.Pointer[Access] }
 
 func (l *lists) of(name string) Access {
-	if name == "model" || name == "" {
+	if strings.HasPrefix(name, "model") || name == "" {
 		return *l.Load()
 	}
 	return Access{}
@@ -130,6 +132,12 @@ func TestAccess(t *testing.T) {
 	require.Contains(t, log.String(), "request=match")
 	require.Contains(t, log.String(), "engine=user")
 	require.Less(t, strings.Count(log.String(), "\n"), refusals)
+
+	s.telling.SetLimit(rate.Inf) // a name as long as a message may be
+	_, err = u.Client.Namespace(ctx, "model"+strings.Repeat("x", 1<<20), [32]byte{1})
+	require.ErrorIs(t, err, os.ErrPermission)
+	require.Contains(t, log.String(), "modelxxx")
+	require.NotContains(t, log.String(), strings.Repeat("x", nameShown))
 
 	require.NoError(t, u.Space.Close()) // which takes no right
 	require.NoError(t, u.Client.Close(ctx))
