@@ -117,19 +117,25 @@ type Directory struct {
 }
 
 // entry is what a key has: a node, a namespace, or why it is left out. A namespace that is no good,
-// and lists who may use it, is one that nobody may use.
+// or one too many, and lists who may use it, is one that nobody may use.
 type entry struct {
 	node  directory.Node
 	space directory.Namespace
 	err   error
 }
 
+// nobodys is a namespace that nobody may use.
+func nobodys() directory.Namespace {
+	return directory.Namespace{Readers: []string{}, Writers: []string{}}
+}
+
 // read reads the value of a key.
 func (d *Directory) read(key string, value []byte) (e entry) {
 	defer func() {
-		if e.err != nil && (bytes.Contains(value, []byte(`"readers"`)) ||
-			bytes.Contains(value, []byte(`"writers"`))) {
-			e.space = directory.Namespace{Readers: []string{}, Writers: []string{}}
+		lower := bytes.ToLower(value) // as JSON takes them
+		if e.err != nil && (bytes.Contains(lower, []byte(`"readers"`)) ||
+			bytes.Contains(lower, []byte(`"writers"`))) {
+			e.space = nobodys()
 		}
 	}()
 	if len(value) > valueMax {
@@ -416,7 +422,7 @@ func (d *Directory) show(trouble error) {
 		switch {
 		case e.err != nil:
 			refuse(key, e.err)
-			if isSpace && e.space.Readers != nil && len(v.Namespaces) < directory.NamespacesMax {
+			if isSpace && e.space.Readers != nil {
 				v.Namespaces[space] = e.space
 			}
 		case strings.HasPrefix(key, d.nodes):
@@ -426,8 +432,11 @@ func (d *Directory) show(trouble error) {
 			}
 			v.Nodes = append(v.Nodes, e.node)
 		case isSpace:
-			if len(v.Namespaces) == directory.NamespacesMax {
+			if len(v.Namespaces) >= directory.NamespacesMax {
 				refuse(key, fmt.Errorf("there are %d namespaces before it", len(v.Namespaces)))
+				if e.space.Readers != nil || e.space.Writers != nil {
+					v.Namespaces[space] = nobodys()
+				}
 				continue
 			}
 			v.Namespaces[space] = e.space

@@ -5,6 +5,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,19 +30,33 @@ func TestUsers(t *testing.T) {
 	nobody := directory.Namespace{Readers: []string{}, Writers: []string{}}
 	want := map[string]directory.Namespace{"good": {Priority: 2, Readers: []string{"a"}},
 		"empty": {Writers: []string{}}, "bad text": nobody, "bad number": nobody,
-		"bad name": nobody, "long": nobody}
+		"bad name": nobody, "long": nobody, "other case": nobody}
 	var all []keyValue
 	for name, value := range map[string]string{"good": `{"priority":2,"readers":["a"]}`,
 		"empty": `{"writers":[]}`, "bad text": `{"readers":"a"}`,
 		"bad number": `{"priority":99,"writers":["a"]}`, "bad name": `{"readers":["a",""]}`,
-		"long":     `{"readers":["a"]}` + string(make([]byte, valueMax)),
-		"no lists": `{"priority":99}`} {
+		"long":       `{"readers":["a"]}` + string(make([]byte, valueMax)),
+		"other case": `{"priority":99,"Readers":["a"]}`,
+		"no lists":   `{"priority":99}`} {
 		all = append(all, keyValue{Key: []byte(d.spaces + name), Value: []byte(value)})
 	}
 	d.replace(all)
 	v, _ := d.View()
 	require.Equal(t, want, v.Namespaces)
-	require.Len(t, v.Refused, 5)
+	require.Len(t, v.Refused, 6)
+
+	// So is one that is too many.
+	for n := range directory.NamespacesMax {
+		all = append(all, keyValue{Key: fmt.Appendf(nil, "%s%04d", d.spaces, n),
+			Value: []byte(`{"priority":1}`)})
+	}
+	d.replace(all)
+	v, _ = d.View()
+	require.Equal(t, nobody, v.Namespaces["good"])
+	require.Equal(t, nobody, v.Namespaces["empty"])
+	require.Equal(t, nobody, v.Namespaces["bad text"])
+	require.Equal(t, directory.Namespace{Priority: 1}, v.Namespaces["0000"])
+	require.LessOrEqual(t, len(v.Namespaces), entriesMax)
 }
 
 // TestEtcdIdentity: a member of etcd that asks for certificates is reached with one alone, and one
