@@ -90,7 +90,7 @@ func (c *Cache) takeStage(ctx context.Context, d *disk, blocks int, size uint32)
 	d.mu.Unlock()
 	if lost >= lostMax {
 		return nil, nil, fmt.Errorf("%d transfers of sealed blocks were given up, and have their "+
-			"memory still: restart the process: %w", lost, engine.ErrFull)
+			"memory still: restart the process: %w", lost, engine.ErrBusy)
 	}
 	select {
 	case s = <-d.stages:

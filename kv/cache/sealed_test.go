@@ -280,5 +280,9 @@ func TestStages(t *testing.T) {
 		d.giveStage(s, false)
 	}
 	_, _, err := n.takeStage(t.Context(), d, 1, small)
-	require.ErrorIs(t, err, engine.ErrFull)
+	require.ErrorIs(t, err, engine.ErrBusy)
+	before := d.health // as of a disk that does not answer
+	require.Equal(t, all(Done, 1), n.put(t, ids(9000, 1)))
+	require.Zero(t, n.ns.Match(ids(9000, 1)).Blocks[0]&OnDisk)
+	require.Equal(t, before, d.health)
 }

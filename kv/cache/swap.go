@@ -154,6 +154,10 @@ func (c *Cache) swapOut(to *disk, j *job) {
 	defer cancel()
 	from, slots := c.region, j.slots
 	staged, sealed, err := c.takeStage(ctx, to, len(j.blocks), j.size)
+	if err != nil { // the disk was not asked, and has not answered
+		c.unplan(to, j)
+		return
+	}
 	if staged != nil {
 		from, slots = staged.region, sealed
 		err = c.sealTo(to, staged, slots, j)
