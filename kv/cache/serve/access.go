@@ -135,9 +135,12 @@ func (s *Server) refuse(c *client, what kind, name, why string) error {
 	}
 	name = name[:min(len(name), nameShown)] // it may be as long as a message
 	s.refused.Add(1)
-	if s.cfg.Log != nil && s.telling.Allow() {
-		s.cfg.Log.Warn("refused", "request", what.String(), "namespace", name, "who", who,
-			"from", c.peer.Origin(), "engine", c.peer.Name(), "refusals", s.refused.Swap(0))
+	if s.cfg.Log != nil && s.logging.TryLock() { // a log that takes nothing holds one request up
+		if s.telling.Allow() {
+			s.cfg.Log.Warn("refused", "request", what.String(), "namespace", name, "who", who,
+				"from", c.peer.Origin(), "engine", c.peer.Name(), "refusals", s.refused.Swap(0))
+		}
+		s.logging.Unlock()
 	}
 	return fmt.Errorf("%v, namespace %q: %s %s: add a name of it there, or use a certificate that "+
 		"they name: %w", what, name, why, who, os.ErrPermission)

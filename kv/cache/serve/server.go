@@ -102,6 +102,7 @@ type Server struct {
 	turn    atomic.Uint64 // of Reassign, from 1
 	refused atomic.Int64  // requests, since the log was told
 	telling *rate.Limiter
+	logging sync.Mutex // while the log is told
 
 	opening sync.Mutex // one at a time asks Config.Options, and has the cache do as it says
 
