@@ -25,6 +25,7 @@ import (
 	"github.com/sluicehq/sluice/kv/cache/serve"
 	"github.com/sluicehq/sluice/kv/directory"
 	"github.com/sluicehq/sluice/kv/directory/etcd"
+	"github.com/sluicehq/sluice/kv/seal"
 )
 
 // cacheConfig is the content of the config file of sluice cache serve. docs/cache.md has its keys.
@@ -410,7 +411,11 @@ func (c *cacheConfig) check() (err error) {
 		refuse(bad != nil, "namespace", n, "", "%w", bad)
 	}
 	c.checkSecure(refuse)
-	bad = c.cache.Check()
+	whole := c.cache
+	if c.seal != "" {
+		whole.Seal = &seal.Keys{} // for what it adds to a block; readSecrets reads them
+	}
+	bad = whole.Check()
 	refuse(bad != nil, "memory", 0, "", "%w", bad)
 	return err
 }

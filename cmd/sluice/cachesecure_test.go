@@ -80,6 +80,9 @@ func TestSecretsOfConfig(t *testing.T) {
 		{space + fmt.Sprintf("salt = %q\n", shown), "line 6: namespace.salt: others may read"},
 		{space + "salt = \"/no/such\"\n", "line 6: namespace.salt: open /no/such"},
 		{fmt.Sprintf("seal = %q\n", short) + quickMemory, "line 1: seal: key file"},
+		{"seal = \"/no\"\n" + quickMemory + "extent = \"1MiB\"\n[[disk]]\npath = \"/x/d\"\n" +
+			"bytes = \"64MiB\"\nextent = \"1MiB\"\n",
+			"Extent of sealed blocks 1048576: from 1052672"},
 		{cluster + "etcd_key = \"k\"\n", "line 4: cluster.etcd_certificate: etcd_certificate"},
 		{cluster + "etcd_certificate = \"c\"\netcd_key = \"k\"\netcd_authority = \"a\"\n",
 			"line 5: cluster.etcd: with a certificate all of them are of https"},

@@ -239,13 +239,13 @@ func (cfg *Config) complete() error {
 			err = cmp.Or(err, fmt.Errorf("disk %s is there twice", d.Path))
 		}
 		paths = append(paths, d.Path)
-		least := m.Extent
+		least, what := m.Extent, "disk "+d.Path+": Extent"
 		if d.seal = cfg.Seal; d.seal != nil {
-			least += granule
+			least, what = least+granule, what+" of sealed blocks"
 		}
 		d.Extent = cmp.Or(d.Extent, least)
 		err = cmp.Or(err, fit("disk", d.Path, &d.Bytes, &d.Extent),
-			bounded("disk "+d.Path+": Extent", d.Extent, least, extentMax))
+			bounded(what, d.Extent, least, extentMax))
 		d.keepBlocks = d.Blocks == 0
 		d.Blocks = cmp.Or(d.Blocks, max(d.Bytes>>16, 16))
 		if d.SlowAfter <= 0 {
