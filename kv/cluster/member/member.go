@@ -80,6 +80,7 @@ type Member struct {
 	namespaces map[string]directory.Namespace
 	waits      map[placement.Key]int // further owners to which a segment is still to be sent
 	announced  map[placement.Key]uint16
+	ticks      int
 }
 
 // What waits to be counted is bounded: calls of clients, and their keys.
@@ -130,7 +131,7 @@ func (m *Member) Digest(ctx context.Context, since []byte) (digest, next []byte,
 // Report implements serve.Member.
 func (m *Member) Report() serve.Copies {
 	r := *m.counts.Load()
-	r.Pending = m.plan.pending() + m.hot.pending()
+	r.Pending += m.plan.pending() + m.hot.pending()
 	r.Sent, r.Bytes, r.Failed = m.sent.Load(), m.bytes.Load(), m.failed.Load()
 	r.Unseen, r.Rate = m.unseen.Load(), m.cfg.BytesASecond
 	return r
@@ -163,7 +164,7 @@ func (m *Member) Run(ctx context.Context, net Net) error {
 	var senders sync.WaitGroup
 	for name, q := range map[string]*queue{"moves": &m.plan, "copies": &m.hot} {
 		s := &sender{m: m, name: name, e: net.Engine, spaces: map[[16]byte]*cluster.Space{},
-			lost: map[string]bool{}}
+			lost: map[string]int{}}
 		senders.Go(func() { s.run(ctx, q) })
 	}
 	m.know(ctx, net.Directory)
@@ -200,9 +201,9 @@ func (m *Member) know(ctx context.Context, d directory.Directory) {
 	}
 }
 
-// catchUp counts what waits, in the middle of long work.
+// catchUp counts what waits, in the middle of long work, as far as there is room for it.
 func (m *Member) catchUp() {
-	for {
+	for m.blocks <= m.blocksMax() {
 		select {
 		case u := <-m.uses:
 			m.count(u)
@@ -227,7 +228,7 @@ func (m *Member) arrange(v *directory.View) {
 	}
 	m.nodes, m.names = nodes, names
 	if !first {
-		if m.plan.pending() == 0 {
+		if m.plan.pending() == 0 && !m.again {
 			m.before = old
 		}
 		m.hand()
@@ -236,8 +237,9 @@ func (m *Member) arrange(v *directory.View) {
 	m.publish()
 }
 
-// hand sends what has a new owner.
+// hand sends what has a new owner, also of what clients had stored a moment ago.
 func (m *Member) hand() {
+	m.catchUp()
 	m.again = false
 	held := func(yield func(placement.Held) bool) {
 		for head := range m.segments {
@@ -257,14 +259,17 @@ func (m *Member) handover(moves []placement.Move) (*placement.Handover, int) {
 
 // tick decides how many owners the segments have, and what is to be sent for it.
 func (m *Member) tick() {
+	m.ticks++
 	var moves []placement.Move
 	further := func(segment placement.Key, from, to int) {
-		owners := placement.Owners(nil, m.nodes, segment, to)
+		s, owners := m.segments[segment], placement.Owners(nil, m.nodes, segment, to)
+		if s == nil {
+			return
+		}
+		s.lacking = false
 		for _, owner := range owners[min(from, len(owners)):] {
-			if m.segments[segment] != nil {
-				m.waits[segment]++
-				moves = append(moves, placement.Move{Held: m.held(segment), To: m.nodes[owner].ID})
-			}
+			m.waits[segment]++
+			moves = append(moves, placement.Move{Held: m.held(segment), To: m.nodes[owner].ID})
 		}
 	}
 	changes := m.heat.Tick(m.nodes, m.id, m.cluster.MeanLoad(m.heat.Load()), m.cluster.Owners)
@@ -291,7 +296,7 @@ func (m *Member) tick() {
 // sent again at the next tick.
 func (m *Member) arrived(segment placement.Key, sent bool) {
 	if s := m.segments[segment]; s != nil && !sent {
-		s.grown = true
+		s.grown, s.lacking = true, true
 	}
 	if m.waits[segment]--; m.waits[segment] > 0 {
 		return
@@ -301,11 +306,12 @@ func (m *Member) arrived(segment placement.Key, sent bool) {
 }
 
 // publish has those who wait know what has changed. A segment that is still to be sent to further
-// owners has those that were announced before.
+// owners, or again, has those that were announced before.
 func (m *Member) publish() {
 	var hot []placement.Hot
 	for _, h := range m.heat.Hot() {
-		if _, isNew := m.waits[h.Segment]; isNew {
+		s := m.segments[h.Segment]
+		if m.waits[h.Segment] > 0 || s != nil && s.lacking {
 			h.Owners = min(h.Owners, m.announced[h.Segment])
 		}
 		if h.Owners > 1 {
@@ -330,30 +336,42 @@ func (m *Member) owners(segment placement.Key) int {
 }
 
 // survey looks at what the node has: blocks that it has although the list gives them to others it
-// tells, and has go first once all is sent. It forgets what the cache has no more: of those blocks
-// or, where it knows too many, of all.
+// tells, and has go first once all is sent, also what a client has stored since, by an older list.
+// It forgets what the cache has no more: of those blocks or, where it knows too many, of all.
 func (m *Member) survey() {
 	surplus, opened := map[placement.Key]bool{}, map[[16]byte]*cache.Namespace{}
-	sent := m.plan.pending() == 0 && !m.again
-	full, n := m.blocks > m.blocksMax(), 0
+	idle, listed := m.plan.pending() == 0, m.names[m.id] != ""
+	sent := idle && !m.again
+	full, n, again := m.blocks > m.blocksMax(), 0, 0
+	var late []placement.Move
 	for head, s := range m.segments {
-		owners := m.owners(head)
+		owners, beyond := m.owners(head), false
 		s.parts = slices.DeleteFunc(s.parts, func(p *part) bool {
 			rank := placement.Rank(m.nodes, m.id, head, max(owners, m.copies(p.of.Name)))
 			if rank < 0 || full {
 				m.check(p, opened)
 			}
 			if rank < 0 {
+				beyond = true
 				for _, b := range p.blocks {
 					surplus[b.key] = true
 				}
-				if sent && len(p.blocks) > 0 {
+				if sent && !s.grown && len(p.blocks) > 0 {
 					_, _ = opened[p.of.Digest].Hint(p.keys(),
 						cache.Hint{Kind: cache.HintSessionEnd})
 				}
 			}
 			return len(p.blocks) == 0
 		})
+		switch unsent := idle && listed && s.grown && beyond && len(s.parts) > 0; {
+		case unsent && m.again:
+			again++
+		case unsent:
+			held := m.held(head)
+			for _, owner := range placement.Owners(nil, m.nodes, head, held.Owners) {
+				late = append(late, placement.Move{Held: held, To: m.nodes[owner].ID})
+			}
+		}
 		s.reads /= 2
 		if len(s.parts) == 0 || full && m.blocks > m.blocksMax() && n%8 == 0 {
 			m.forget(head)
@@ -367,7 +385,10 @@ func (m *Member) survey() {
 			ns.Close()
 		}
 	}
+	if len(late) > 0 {
+		m.plan.add(m.handover(late))
+	}
 	m.told.have(surplus)
 	m.counts.Store(&serve.Copies{Segments: len(m.segments), Blocks: m.blocks,
-		Surplus: len(surplus), Hot: len(m.heat.Hot())})
+		Surplus: len(surplus), Hot: len(m.heat.Hot()), Pending: again})
 }

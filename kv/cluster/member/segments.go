@@ -14,11 +14,15 @@ import (
 
 // segment is what this node has of a segment of chains, as far as clients have told.
 type segment struct {
-	first int    // place in its chain of its first block
-	reads uint64 // blocks that were read, halved at each survey
-	grown bool   // a client has stored some since it was sent to further owners
-	parts []*part
+	first   int    // place in its chain of its first block
+	reads   uint64 // blocks that were read, halved at each survey
+	grown   bool   // a client has stored some since it was sent, or it was not
+	lacking bool   // to a further owner
+	parts   []*part
 }
+
+// partMax bounds the blocks of a part: where very many chains part within a segment it has several.
+const partMax = 1 << 12
 
 // part is what it has in one namespace, of blocks of one length.
 type part struct {
@@ -76,27 +80,39 @@ func (m *Member) countRun(u *serve.Use, run serve.Segment, keys []cache.Key,
 		s.reads += uint64(done)
 	}
 	s.grown = s.grown || u.Store && !u.Copy && done > 0
-	k := slices.IndexFunc(s.parts, func(p *part) bool {
-		return p.of.Digest == u.Space.Digest && p.bytes == u.Bytes
-	})
-	if k < 0 {
-		k = len(s.parts)
-		s.parts = append(s.parts, &part{of: u.Space, bytes: u.Bytes})
-	}
-	p := s.parts[k]
 	for k, key := range keys {
 		if outcomes[k] != cache.Done && outcomes[k] != cache.Known {
 			continue
 		}
-		to, is := slices.BinarySearchFunc(p.blocks, key, func(b block, key cache.Key) int {
-			return bytes.Compare(b.key[:], key[:])
-		})
-		if !is {
+		if p, to, is := s.find(u, key); !is {
 			at := min(int(run.First)+k-s.first, math.MaxUint16)
 			p.blocks = slices.Insert(p.blocks, to, block{key, uint16(max(at, 0))})
 			m.blocks++
 		}
 	}
+}
+
+// find returns the part that has a block, or is to have it, and its place there.
+func (s *segment) find(u *serve.Use, key cache.Key) (in *part, to int, is bool) {
+	for _, p := range s.parts {
+		if p.of.Digest != u.Space.Digest || p.bytes != u.Bytes {
+			continue
+		}
+		at, is := slices.BinarySearchFunc(p.blocks, key, func(b block, key cache.Key) int {
+			return bytes.Compare(b.key[:], key[:])
+		})
+		if is {
+			return p, at, true
+		}
+		if len(p.blocks) < partMax {
+			in, to = p, at
+		}
+	}
+	if in == nil {
+		in = &part{of: u.Space, bytes: u.Bytes}
+		s.parts = append(s.parts, in)
+	}
+	return in, to, false
 }
 
 // held is a segment as placement takes it.

@@ -92,12 +92,14 @@ type sender struct {
 	e      *engine.Engine
 	memory *engine.Memory
 	region *engine.Region // of that; nil: there is none yet
+	unsure bool           // a call has ended without the proof that nothing of it moves any more
 	spaces map[[16]byte]*cluster.Space
-	lost   map[string]bool // nodes that were not reached within sendLimit
+	lost   map[string]int // since which tick a node has not done what it was asked in sendLimit
 }
 
 const (
 	bufferBytes = 8 << 20 // at least; as long as a block, where that is longer
+	callMax     = 1 << 11 // blocks at a time
 	spacesMax   = 16      // that a sender has open
 	sendLimit   = 10 * time.Second
 	dialPause   = 20 * time.Millisecond
@@ -121,13 +123,18 @@ func (s *sender) run(ctx context.Context, q *queue) {
 		if err != nil && ctx.Err() == nil {
 			s.m.failed.Add(1)
 		}
-		ended()
 		s.m.ask(ctx, func() {
+			ended()
 			if q == &s.m.hot {
 				s.m.arrived(move.Segment, err == nil)
 				return
 			}
-			s.m.again = s.m.again || err != nil
+			if now := s.m.segments[move.Segment]; err != nil {
+				s.m.again = true
+				if now != nil {
+					now.grown = true
+				}
+			}
 			if q.pending() == 0 {
 				s.m.survey() // what is sent may go
 				s.m.publish()
@@ -146,12 +153,14 @@ func (m *Member) ask(ctx context.Context, f func()) {
 	}
 }
 
-// send sends a segment as it is now. A copy that does not arrive is read from where it is.
+// send sends a segment as it is now. A copy that does not arrive is read from where it is. A node
+// that has let sendLimit pass is sent nothing until the next tick: others would wait for it.
 func (s *sender) send(ctx context.Context, move *placement.Move) error {
 	var node string
+	var tick int
 	var of segment
 	s.m.ask(ctx, func() {
-		node = s.m.names[move.To]
+		node, tick = s.m.names[move.To], s.m.ticks
 		if now := s.m.segments[move.Segment]; now != nil {
 			now.grown, of.first = false, now.first
 			for _, p := range now.parts {
@@ -162,18 +171,26 @@ func (s *sender) send(ctx context.Context, move *placement.Move) error {
 	if node == "" { // it has left
 		return nil
 	}
-	var errs []error
+	if since, is := s.lost[node]; is && since == tick {
+		return fmt.Errorf("node %s was late: %w", node, engine.ErrPeerLost)
+	}
+	delete(s.lost, node)
 	for _, p := range of.parts {
 		slices.SortFunc(p.blocks, func(a, b block) int { return cmp.Compare(a.at, b.at) })
-		each := int(max(1, bufferBytes/p.bytes))
+		each := int(max(1, min(bufferBytes/p.bytes, callMax)))
 		for blocks := range slices.Chunk(p.blocks, each) {
 			soon, cancel := context.WithTimeout(ctx, sendLimit)
 			err := s.sendBlocks(soon, node, move.Segment, of.first, &part{p.of, p.bytes, blocks})
+			if soon.Err() != nil && ctx.Err() == nil {
+				s.lost[node] = tick
+			}
 			cancel()
-			errs = append(errs, err)
+			if err != nil {
+				return err
+			}
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // sendBlocks reads blocks into the buffer, and has the node read them from there.
@@ -187,18 +204,16 @@ func (s *sender) sendBlocks(ctx context.Context, node string, head placement.Key
 		return err
 	}
 	found, err := space.MatchAt(ctx, node, p.keys())
-	for errors.Is(err, engine.ErrPeerLost) && !s.lost[node] { // it has just joined
+	for errors.Is(err, engine.ErrPeerLost) && ctx.Err() == nil { // it has just joined
 		select {
 		case <-time.After(dialPause):
 			found, err = space.MatchAt(ctx, node, p.keys())
 		case <-ctx.Done():
-			s.lost[node] = true
 		}
 	}
 	if err != nil {
 		return err
 	}
-	delete(s.lost, node)
 	keys, place := s.place(p, head, first, func(k int) bool {
 		return found.Blocks[k] == cache.Nowhere
 	})
@@ -207,15 +222,27 @@ func (s *sender) sendBlocks(ctx context.Context, node string, head placement.Key
 	}
 	outcomes, err := space.LoadFrom(ctx, s.m.cfg.Name, keys, place)
 	if err != nil {
+		s.unsure = errors.Is(err, engine.ErrUnproven)
 		return err
 	}
 	testpoint.At("member: read")
-	read := map[cache.Key]bool{} // what has gone meanwhile is left out
+	read := map[cache.Key]bool{}
+	var unread error
 	for k, o := range outcomes {
-		read[keys[k]] = o == cache.Done
+		switch o {
+		case cache.Done:
+			read[keys[k]] = true
+		case cache.Missing, cache.Damaged, cache.Unlike: // it has gone meanwhile
+		default:
+			unread = fmt.Errorf("a block to be sent is %v: %w", o, engine.ErrBusy)
+		}
+	}
+	if len(read) == 0 {
+		return unread
 	}
 	keys, place = s.place(p, head, first, func(k int) bool { return read[p.blocks[k].key] })
 	if outcomes, err = space.StoreAt(ctx, node, keys, place); err != nil {
+		s.unsure = errors.Is(err, engine.ErrUnproven)
 		return err
 	}
 	for _, o := range outcomes {
@@ -226,6 +253,14 @@ func (s *sender) sendBlocks(ctx context.Context, node string, head placement.Key
 		case cache.Known, cache.Pending:
 		default:
 			err = fmt.Errorf("node %s: a copy is %v: %w", node, o, engine.ErrBusy)
+		}
+	}
+	if err = cmp.Or(err, unread); err == nil && slices.Contains(outcomes, cache.Pending) {
+		select { // another Store brings some, and may fail yet
+		case <-time.After(dialPause):
+			return s.sendBlocks(ctx, node, head, first, p)
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 	return err
@@ -271,11 +306,14 @@ func (s *sender) closeSpaces() {
 // grow has the buffer be so long. One that a node may still reach stays as it is.
 func (s *sender) grow(ctx context.Context, n uint64) error {
 	if s.region != nil {
-		if s.region.Size() >= n {
+		if s.region.Size() >= n && !s.unsure {
 			return s.m.cluster.Attach(ctx, s.region)
 		}
 		if err := s.m.cluster.Detach(ctx, s.region); err != nil {
 			return err
+		}
+		if s.unsure = false; s.region.Size() >= n {
+			return s.m.cluster.Attach(ctx, s.region)
 		}
 		if err := errors.Join(s.region.Close(), s.memory.Close()); err != nil {
 			return err
