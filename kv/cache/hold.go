@@ -218,8 +218,9 @@ func (n *Namespace) Pin(ctx context.Context, keys []Key, ttl time.Duration) (*Pi
 // and the quota, as long as it is open.
 func (n *Namespace) Draft(blocks int, size uint64) (*Pin, error) {
 	c := n.c
+	length := granules(size)
 	if size == 0 || size > c.cfg.Memory.Extent || blocks <= 0 ||
-		uint64(blocks) > c.cfg.Memory.Bytes/size {
+		uint64(blocks) > c.cfg.Memory.Bytes/granule/uint64(length) {
 		return nil, fmt.Errorf("draft of %d blocks of %d bytes: the cache has %d, an extent %d: %w",
 			blocks, size, c.cfg.Memory.Bytes, c.cfg.Memory.Extent, engine.ErrBounds)
 	}
@@ -227,7 +228,6 @@ func (n *Namespace) Draft(blocks int, size uint64) (*Pin, error) {
 		return nil, fmt.Errorf("draft: %w", err)
 	}
 	defer c.end()
-	length := granules(size)
 	p := &Pin{n: n, outcomes: slices.Repeat([]Outcome{Done}, blocks), done: make(chan struct{}),
 		bytes: int64(blocks) * int64(length) * granule}
 	err := c.overrun(n.id, blocks, length)

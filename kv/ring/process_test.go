@@ -4,6 +4,7 @@ package ring
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -223,6 +224,26 @@ func TestSilentStranger(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
+// A reader that has said that it is there keeps its seat, though the writer hears it past the time.
+func TestWriterHearsLate(t *testing.T) {
+	defer func(was time.Duration) { joinLimit = was }(joinLimit)
+	w := openRing(t, Config{Bytes: 4096, Await: 1})
+	stand := testpoint.Stand(t, "ring: seated")[0]
+	h := put(t, w, "a", 4096, 1)
+	r := joinRing(t, w)
+	<-stand.Came
+	joinLimit = -time.Second
+	stand.GoOn()
+	require.Eventually(t, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.awaited == 0 || w.seats[0] == nil
+	}, time.Minute, time.Millisecond)
+	o, err := r.Get(h)
+	require.NoError(t, err)
+	require.NoError(t, o.Close())
+}
+
 // TestWriterOfAnotherUser: whoever may make a socket at the path gets no reader.
 func TestWriterOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -330,11 +351,22 @@ func TestKilledWriterWithChild(t *testing.T) {
 			if reaped {
 				_ = c.Wait()
 			}
-			_, err = join(t.Context(), path)
-			require.Error(t, err)
+			before := pending(t, path)
+			soon, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err = Join(soon, path)
+			cancel()
+			require.ErrorIs(t, err, os.ErrProcessDone)
+			require.LessOrEqual(t, pending(t, path), before+1, "they fill what the kernel keeps")
 			joinRing(t, openRing(t, Config{Path: path, Bytes: 4096}))
 		})
 	}
+}
+
+// pending is how many connections the kernel keeps for who listens at a path, or has accepted.
+func pending(t *testing.T, path string) int {
+	all, err := os.ReadFile("/proc/net/unix")
+	require.NoError(t, err)
+	return bytes.Count(all, []byte(path+"\n"))
 }
 
 func TestStoppedReaderKeeps(t *testing.T) {

@@ -194,10 +194,22 @@ type Reader struct {
 // Join asks the writer at a path for a seat, again and again until ctx is over: the writer may
 // still have to come. A fork of this process has no part in the ring.
 func Join(ctx context.Context, path string) (*Reader, error) {
+	var ended os.FileInfo // the socket of a writer that has ended
+	var err error
 	for {
-		r, err := join(ctx, path)
-		if err == nil || errors.Is(err, driver.ErrVersion) || errors.Is(err, os.ErrPermission) {
-			return r, err
+		// A child of that has the socket still: the kernel keeps each connection there, and when it
+		// has kept enough it refuses all, also who asks whether the next writer may have the path.
+		at, _ := os.Stat(path) // where it fails join says why
+		if ended == nil || at == nil || !os.SameFile(at, ended) ||
+			!at.ModTime().Equal(ended.ModTime()) {
+			var r *Reader
+			r, err = join(ctx, path)
+			if err == nil || errors.Is(err, driver.ErrVersion) || errors.Is(err, os.ErrPermission) {
+				return r, err
+			}
+			if ended = nil; errors.Is(err, os.ErrProcessDone) {
+				ended = at
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -220,6 +232,10 @@ func join(ctx context.Context, path string) (_ *Reader, err error) {
 		}
 	}()
 	writer, err := proc.Identify(conn) // whoever may write to the folder can listen there
+	if err == nil && writer.Dead() {
+		writer.Release()
+		err = fmt.Errorf("process %d, the writer: %w", writer.PID, os.ErrProcessDone)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/internal/hostmem"
 	"github.com/sluicehq/sluice/internal/proc"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // seat is a reader as the writer knows it. Writer.mu guards it.
@@ -126,6 +127,21 @@ func sendNow(conn *net.UnixConn, p []byte) (err error) {
 	return errors.Join(ctrlErr, err)
 }
 
+// speaks reports whether a message is there to be read: a Read past its deadline does not look, and
+// the writer itself may have been stopped for as long.
+func speaks(conn *net.UnixConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var p [1]byte
+	n := 0
+	ctrlErr := raw.Control(func(fd uintptr) {
+		n, _, err = unix.Recvfrom(int(fd), p[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	})
+	return ctrlErr == nil && err == nil && n > 0
+}
+
 // accept takes readers until the writer closes.
 func (w *Writer) accept() {
 	for {
@@ -182,12 +198,17 @@ func (w *Writer) serve(conn *net.UnixConn) {
 		return
 	}
 	var p [16]byte
+	testpoint.At("ring: seated")
 	_ = conn.SetReadDeadline(time.Now().Add(joinLimit)) // fails behind a close, as Read does
 	for {
 		n, err := conn.Read(p[:])
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			w.dismiss(s)
-			return
+			if !speaks(conn) {
+				w.dismiss(s)
+				return
+			}
+			_ = conn.SetReadDeadline(time.Time{})
+			continue
 		}
 		if n == 0 || err != nil {
 			break
