@@ -450,7 +450,7 @@ class Engine(Closing):
         self._arrivals.close()
         self._peers.clear()
         if isinstance(error, UnprovenError):  # bytes may land still: the memory stays held
-            self._unproven = str(error)
+            self._unproven = str(error) or "the engine was closed without a proof"
             return
         for region in list(self._regions.values()):
             region._forget()
