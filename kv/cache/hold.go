@@ -250,7 +250,8 @@ func (n *Namespace) Draft(blocks int, size uint64) (*Pin, error) {
 
 // Place says where the blocks lie in the memory of the cache, for transfers of this process that
 // end before the pin does (Hold): Slots are pages of Stride bytes, of those that are pinned. Run is
-// the length of the first of them.
+// the length of the first of them. Only a draft's pages may be written to: the others are of blocks
+// that all users of the cache read.
 func (p *Pin) Place() (Place, error) {
 	c := p.n.c
 	if err := c.begin(); err != nil {

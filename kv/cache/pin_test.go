@@ -4,14 +4,18 @@ package cache
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/backends/mem"
+	"github.com/sluicehq/sluice/driver"
 	"github.com/sluicehq/sluice/engine"
 )
 
@@ -173,4 +177,90 @@ func TestPinAndClose(t *testing.T) {
 	<-p.Done()
 	_, err = n.ns.Pin(t.Context(), keys, 0)
 	require.ErrorIs(t, err, engine.ErrClosed)
+}
+
+// unproving is a backend whose memory proves no end while it is told to.
+type unproving struct {
+	driver.Backend
+	silent atomic.Bool
+}
+
+type unprovingMemory struct {
+	driver.Memory
+	b *unproving
+}
+
+func (b *unproving) Register(s driver.Segment) (driver.Memory, error) {
+	m, err := b.Backend.Register(s)
+	return &unprovingMemory{m, b}, err
+}
+
+func (m *unprovingMemory) Revoke(ctx context.Context) error {
+	if m.b.silent.Load() {
+		return driver.ErrUnproven
+	}
+	return m.Memory.Revoke(ctx)
+}
+
+// TestHoldAndClose: while a transfer from or to what is held has no proof of its end, Close fails,
+// and the memory stays where it is.
+func TestHoldAndClose(t *testing.T) {
+	m, err := mem.New(mem.Config{})
+	require.NoError(t, err)
+	b := &unproving{Backend: m}
+	n := openOver(t, memoryFile(t), 16, engine.Config{Backends: []driver.Backend{b}}, nil)
+	draft, err := n.ns.Draft(2, blockBytes)
+	require.NoError(t, err)
+	release, err := draft.Hold()
+	require.NoError(t, err)
+	b.silent.Store(true)
+	require.ErrorIs(t, n.Cache.Close(), engine.ErrUnproven)
+	require.ErrorIs(t, n.Cache.Close(), engine.ErrUnproven)
+	draft.blocks[1][0] = 1 // what comes late lands here
+	_, err = draft.Place()
+	require.ErrorIs(t, err, engine.ErrClosed)
+	draft.Close()
+	release()
+	<-draft.Done()
+	b.silent.Store(false)
+	require.NoError(t, n.Cache.Close())
+}
+
+// TestDraft: one that there is no room for leaves nothing behind, and nothing else takes the place
+// of one that is open.
+func TestDraft(t *testing.T) {
+	n := openNode(t, memoryFile(t), 16, func(c *Config) { c.Policy, c.HoldMax = LRU, 192<<10 })
+	require.NoError(t, n.ns.Set(NamespaceOptions{HoldMax: 192 << 10}))
+	_, err := n.ns.Draft(16*3+1, 1)
+	require.ErrorIs(t, err, engine.ErrBounds)
+	n.put(t, ids(0, 4))
+	p, err := n.ns.Pin(t.Context(), ids(0, 1), 0)
+	require.NoError(t, err)
+	small, err := n.ns.Draft(1, 1) // has one of the two extents cut in its way
+	require.NoError(t, err)
+	for range 3 {
+		_, err = n.ns.Draft(14, blockBytes)
+		require.ErrorIs(t, err, ErrNoRoom)
+		require.ErrorContains(t, err, "there is room for 7")
+		require.EqualValues(t, blockBytes+granule, n.Stats().Held)
+	}
+	small.Close()
+	d, err := n.ns.Draft(4, blockBytes)
+	require.NoError(t, err)
+	for _, block := range d.blocks {
+		copy(block, "draft")
+	}
+	n.flood(t, 100)
+	for _, block := range d.blocks {
+		require.Equal(t, "draft", string(block[:5]))
+	}
+	require.NoError(t, seen(p, ids(0, 1)))
+	d.Close()
+	d.Close()
+	p.Close()
+	<-d.Done()
+	require.Zero(t, n.Stats().Held)
+	require.ErrorIs(t, seen(d, nil), ErrPinEnded)
+	n.flood(t, 500)
+	n.check(t)
 }
