@@ -22,9 +22,11 @@ import pytest
 import sluice
 from conftest import LIMIT, until
 from ports import ports
+from sluice import nixl
 from sluice._clock import SLICE_NS, beside
 from sluice._library import lib
 from sluice.errors import HandleError, UnprovenError
+from sluice.nixl import places
 
 PACKAGE = os.path.dirname(sluice.__file__)
 MOST = 16
@@ -327,3 +329,36 @@ def test_a_lease_that_is_collected_is_forgotten(engine: sluice.Engine) -> None:
             del transfer
             gc.collect()
             assert lib.remote_length(handle, ctypes.byref(out)) == HandleError.code
+
+
+def test_lists_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list is registered as a whole or not at all; what of it has not ended can be ended."""
+    monkeypatch.setattr(places, "_MANY", 2)
+    held = bytearray(2 * 4096)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(held))
+    agent = nixl.nixl_agent("a")
+    descs = agent.get_reg_descs([(at + 4096 * i, 4096, 0, "") for i in range(2)], "DRAM")
+    agent.register_memory(descs)
+    agent.deregister_memory(descs)
+    engine: Any = agent._engine
+    own, whole = engine.stats()["regions"], 0
+    for _ in everywhere(lambda: agent.register_memory(descs)):
+        known = len(agent._places.all())
+        assert engine.stats()["regions"] == own + known == len(engine._regions)
+        if known:
+            whole += 1
+            assert known == 2
+            agent.deregister_memory(descs)
+    assert whole <= 20  # instructions behind the last step
+    agent.deregister_memory(descs)
+
+    each = [agent.get_reg_descs([(at + 4096 * i, 4096, 0, "")], "DRAM") for i in range(2)]
+    agent.register_memory(descs)
+    for _ in everywhere(lambda: agent.deregister_memory(descs)):
+        for one in each:
+            with contextlib.suppress(nixl.bindings.nixlNotFoundError):
+                agent.deregister_memory(one)
+        agent.get_agent_metadata()
+        assert not agent._places.all() and engine.stats()["regions"] == own == len(engine._regions)
+        agent.register_memory(descs)
+    agent.close()

@@ -184,6 +184,20 @@ def test_ranges_are_found_by_address() -> None:
     assert alike(10) == []
 
 
+def test_ranges_of_one_name() -> None:
+    """The last one stays, as from metadata that has a number twice."""
+    table: places.Places[Any] = places.Places()
+    for twice in (2, places._MANY):
+        rs = [places.Range(b.DRAM_SEG, 4096 * (i + 1), 4096, 0, str(i % twice), "")
+              for i in range(twice + 2)]
+        table.put(*rs)
+        table.put(*rs)
+        assert table.all() == [rs[-2], rs[-1], *rs[2:-2]]
+        assert [table.alike(b.DRAM_SEG, r.address, 4096, 0) for r in rs[:3]] == [[], [], [rs[2]]]
+        table.drop(*[str(i) for i in range(twice)])
+        assert not table.all() and not table._lists
+
+
 def test_ranges_that_hold_another_together() -> None:
     table: places.Places[str] = places.Places()
     spans = [(0, 100), (100, 50), (140, 60), (210, 90), (0, 400)]

@@ -93,6 +93,7 @@ class Memory(Backends):
                 fresh = [i for i in range(len(rows)) if i not in again]
                 rows, metas = [rows[i] for i in fresh], [metas[i] for i in fresh]
             names = [str(n) for n in itertools.islice(self._numbers, len(rows))]
+            back = list(again.values())
             try:
                 with translated():
                     if kind == b.DRAM_SEG:
@@ -101,18 +102,27 @@ class Memory(Backends):
                         regions = engine._register_many([
                             (name, self._segment(kind, address, length, device, meta, name))
                             for name, (address, length, device), meta in zip(names, rows, metas)])
+                if kind == b.DRAM_SEG:
+                    made = [Range(kind, address, length, device, name, region, length)
+                            for name, region, (address, length, device)
+                            in zip(names, regions, rows)]
+                else:
+                    made = [Range(kind, address, region.length, device, name, region, length,
+                                  region.writable)
+                            for name, region, (address, length, device)
+                            in zip(names, regions, rows)]
+                self._places.put(*made, *back)
+                for r in back:
+                    del self._covered[r.name]
             except BaseException:  # also a file that cannot be opened, and an interrupt
+                self._covered.update({r.name: r for r in back})
+                left = [*names, *[r.name for r in back]]
+                self._places.drop(*[name for name in left if name in self._places])
+                engine.close_many([engine._regions[name] for name in names
+                                   if name in engine._regions])
                 for name, (_, _, device) in zip(names, rows):
                     self._forget_file(kind, device, name)
                 raise
-            if kind == b.DRAM_SEG:
-                made = [Range(kind, address, length, device, name, region, length)
-                        for name, region, (address, length, device) in zip(names, regions, rows)]
-            else:
-                made = [Range(kind, address, region.length, device, name, region, length,
-                              region.writable)
-                        for name, region, (address, length, device) in zip(names, regions, rows)]
-            self._places.put(*made, *[self._covered.pop(r.name) for r in again.values()])
         return descs
 
     def _again(self, kind: b.nixl_mem_t, rows: list[list[int]]) -> dict[int, Range[Region]]:

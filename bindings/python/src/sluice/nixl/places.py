@@ -181,49 +181,58 @@ class Places(Generic[T]):
         self._sorted: dict[Kind, _Table[T]] = {}
 
     def put(self, *ranges: Range[T]) -> None:
+        """Adds ranges, in the place of those of their names. An interrupt may leave some of them,
+        which drop takes.
+        """
+        new = {r.name: r for r in ranges}
+        self.drop(*[name for name in new if name in self])
         fresh: dict[Kind, list[tuple[int, int, int, str]]] = {}
         key, mine = None, []
-        for r in ranges:
-            name = r.name
-            if name in self._ranges:
-                self.drop(name)
+        for name, r in new.items():
             if (r.kind, r.device) != key:
                 key = (r.kind, r.device)
                 mine = fresh.setdefault(key, [])
-            self._ranges[name] = r
-            entry = self._entries[name] = (r.address, r.length, next(self._numbers), name)
-            mine.append(entry)
+            mine.append((r.address, r.length, next(self._numbers), name))
+        self._ranges.update(new)
         for key, entries in fresh.items():
+            self._entries.update({entry[3]: entry for entry in entries})
+            self._longest[key] = max(self._longest.get(key, 0), *[e[1] for e in entries])
+            self._sorted.pop(key, None)
             mine = self._lists.setdefault(key, [])
             if len(entries) < _MANY:
                 for entry in entries:
                     bisect.insort(mine, entry)
             else:
-                mine += entries
-                mine.sort()
-            self._longest[key] = max(self._longest.get(key, 0), *[e[1] for e in entries])
-            self._sorted.pop(key, None)
+                self._lists[key] = sorted(mine + entries)
 
     def drop(self, *names: str) -> None:
         gone: dict[Kind, set[str]] = {}
         for name in names:
-            r = self._ranges.pop(name)
+            r = self._ranges[name]
             gone.setdefault((r.kind, r.device), set()).add(name)
         for key, those in gone.items():
-            mine = self._lists[key]
+            mine = self._lists.get(key, [])
+            self._sorted.pop(key, None)
             if len(those) < _MANY:
-                for name in those:
-                    del mine[bisect.bisect_left(mine, self._entries[name])]
+                for entry in [self._entries[name] for name in those if name in self._entries]:
+                    at = bisect.bisect_left(mine, entry)
+                    if mine[at : at + 1] == [entry]:
+                        del mine[at]
             else:
                 mine[:] = [entry for entry in mine if entry[3] not in those]
             if not mine:
-                del self._lists[key], self._longest[key]
-            self._sorted.pop(key, None)
-        for name in names:
-            del self._entries[name]
+                self._lists.pop(key, None)
+                self._longest.pop(key, None)
+        for name in names:  # again after an interrupt: they are not in the lists any more
+            self._entries.pop(name, None)
+            self._ranges.pop(name, None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ranges
 
     def all(self) -> list[Range[T]]:
-        return list(self._ranges.values())
+        entries = sorted(itertools.chain(*self._lists.values()), key=lambda entry: entry[2])
+        return [self._ranges[entry[3]] for entry in entries]
 
     def exactly(self, kind: nixl_mem_t, rows: Rows) -> Optional[list[Range[T]]]:
         """The ranges of rows, where each row is all of just one that begins there; else None."""
