@@ -141,6 +141,37 @@ func TestPinEnds(t *testing.T) {
 	require.ErrorIs(t, n.step.Fetch(0, layerBytes), cache.ErrPinEnded)
 }
 
+// Where nothing proves that a Store has ended the draft's memory is nobody else's, and the pool and
+// the pin go on.
+func TestUnprovenDraft(t *testing.T) {
+	n := openCached(t, func(b engine.Backend) engine.Backend {
+		for _, do := range []fault.Deed{fault.Fail(driver.ErrUnproven), fault.Drop()} {
+			w, err := fault.Wrap(b, 1, fault.Rule{On: fault.Write, Do: do})
+			require.NoError(t, err)
+			b = w
+		}
+		return b
+	})
+	draft, err := n.ns.Draft(1, layerBytes)
+	require.NoError(t, err)
+	n.step.Pins = []Holder{n.pin, draft}
+	n.lookup(t, []uint32{1, 2, 3, 4})
+	require.NoError(t, n.step.Store(0, layerBytes))
+	draft.Close()
+	require.ErrorIs(t, n.step.Abort(t.Context()), driver.ErrUnproven)
+	select {
+	case <-draft.Done():
+		t.Fatal("its memory is another's")
+	default:
+	}
+	n.step.Pins = n.step.Pins[:1]
+	n.lookup(t, []uint32{1, 2, 3, 4})
+	require.Len(t, n.step.Misses.Slots, 4)
+	require.NoError(t, n.step.Fetch(0, layerBytes))
+	require.NoError(t, n.step.Wait(t.Context()))
+	n.checkSlots(t)
+}
+
 // New entries go to a draft in the cache's memory; what is full becomes a block.
 func TestDraft(t *testing.T) {
 	n := openCached(t, nil)
