@@ -40,8 +40,10 @@ var codes = []struct {
 	code C.int
 }{
 	{errArgument, C.SLUICE_ERR_ARGUMENT},
-	{engine.ErrUnproven, C.SLUICE_ERR_UNPROVEN},  // before its causes: bindings keep memory by it
-	{cluster.ErrTokenLost, C.SLUICE_ERR_MISSING}, // before why: none of the blocks counts
+	// before what it wraps: by this code bindings keep memory
+	{engine.ErrUnproven, C.SLUICE_ERR_UNPROVEN},
+	// before what it wraps: the caller is to take none of the blocks as loaded
+	{cluster.ErrTokenLost, C.SLUICE_ERR_MISSING},
 	{engine.ErrNoRoute, C.SLUICE_ERR_NO_ROUTE},
 	{engine.ErrUnavailable, C.SLUICE_ERR_UNAVAILABLE},
 	{engine.ErrRevoked, C.SLUICE_ERR_REVOKED},
@@ -49,7 +51,7 @@ var codes = []struct {
 	{driver.ErrReadOnly, C.SLUICE_ERR_READ_ONLY},
 	{engine.ErrAborted, C.SLUICE_ERR_ABORTED},
 	{engine.ErrPeerLost, C.SLUICE_ERR_PEER_LOST},
-	{ring.ErrFull, C.SLUICE_ERR_FULL}, // its time was over as well
+	{ring.ErrFull, C.SLUICE_ERR_FULL}, // before the timeout that it wraps
 	{engine.ErrTimeout, C.SLUICE_ERR_TIMEOUT},
 	{context.DeadlineExceeded, C.SLUICE_ERR_TIMEOUT},
 	{engine.ErrClosed, C.SLUICE_ERR_CLOSED},

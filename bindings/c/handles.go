@@ -95,7 +95,8 @@ func (e *staleError) Error() string {
 		return fmt.Sprintf("%#x is %s, where %s is wanted", e.handle, kindNames[got],
 			kindNames[e.want])
 	}
-	if e.want == kindEngine || e.want == kindMemory || e.want >= kindRing { // of no engine
+	// Objects of these kinds belong to no engine.
+	if e.want == kindEngine || e.want == kindMemory || e.want >= kindRing {
 		return fmt.Sprintf("the %s was closed", name)
 	}
 	return fmt.Sprintf("the %s was closed, or its engine was", name)

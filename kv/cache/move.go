@@ -27,8 +27,8 @@ type Place struct {
 	Slots  []uint32       // of each key; not changed before the operation is done
 	Run    uint64         // contiguous bytes
 	Loops  []Axis         // outermost first, at most driver.LoopsMax; none: a block is one run
-	// Copy: the blocks are for a further copy, for which nobody waits. They move as
-	// engine.Replicate, and a Load is no use of them.
+	// Copy: the blocks are for a copy at another node, for which nobody waits. They move as class
+	// engine.Replicate, and a Load of them does not count as their use.
 	Copy bool
 }
 
@@ -88,7 +88,7 @@ func (p *Place) overlap() bool {
 	return false
 }
 
-// once is an error where a slot is there twice, in which two blocks that are loaded would mix.
+// once returns an error where a slot is named twice: two loaded blocks would mix in it.
 func (p *Place) once() error {
 	if len(p.Slots) < 2 {
 		return nil
@@ -121,8 +121,8 @@ func (p *Place) once() error {
 
 // move starts to copy blocks between slots of the cache and those of a place. The cache is the one
 // that begins every transfer, so that what it knows of its end is all that keeps a slot from its
-// next use: no peer has a key to the cache's memory. The lists are the transfer's until it has
-// ended. What waits for its turn by class does so no longer than ctx.
+// next use: no peer has a key to the cache's memory. slots and theirs must not change before the
+// transfer has ended. A transfer that waits for its class's turn does so no longer than ctx.
 func (c *Cache) move(ctx context.Context, class engine.Class, op engine.Op, slots, theirs []uint32,
 	p *Place, route engine.Route) (*engine.Transfer, error) {
 	return c.moveAt(ctx, c.region, class, op, slots, theirs, p, route)
@@ -235,7 +235,7 @@ func (c *Cache) run(ctx context.Context, what string, op *Op, bad error,
 	return nil
 }
 
-// within ends a context with the cache, too.
+// within returns a context that ends with ctx, and when the cache is closed.
 func (c *Cache) within(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(c.life, func() { cancel(engine.ErrClosed) })
@@ -255,7 +255,7 @@ const (
 	Damaged                 // Load: its bytes were not what was stored; the cache has forgotten it
 	Unlike                  // Load: it has another length
 	Conflict                // Store: the cache has the key with another length, or other bytes
-	NoRoom                  // the memory has no room that may be taken; of a Load: nor comes any
+	NoRoom                  // no room in memory may be taken; of a Load: and none will be
 	Late                    // ctx ended first
 	Failed                  // the transfer did: see Err
 	Busy                    // Store: the cache cannot keep up: see Err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: what lies in the slots is compared with what all entries have."""
+"""Pools: the bytes in the slots are compared with those of the entries that were looked up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ BLOCK, PER_SET, STRIDE = 16, 1024, 672
 
 
 class Node:
-    """A pool in one region, and all entries of its sets in another, each set's blocks backwards."""
+    """A pool in one region, and all entries of its sets in another, where each set's blocks lie in
+    descending order."""
 
     def __init__(self, entry: int = 656, sets: int = 2, slots: int = 64, stride: int = 0,
                  layers: int = 1) -> None:
@@ -131,7 +132,8 @@ def test_pages() -> None:
 
 
 def test_lists_of_another_thread(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the library writes to is there to the end of a call, whatever other threads call."""
+    """Arrays that the library writes to live until its call returns, whatever other threads call.
+    """
     step, batch, warm = node.step, node.step._batch, lib.sparse_warm
     written = list[Any]()
 
@@ -159,7 +161,7 @@ def test_lists_of_another_thread(node: Node, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_far_slots(node: Node) -> None:
-    """Numbers of numpy are no shorter than addresses."""
+    """The address of a slot does not overflow where its number is a uint32 of numpy."""
     pool = node.pool
     assert pool.at(np.uint32(7 << 20)) == pool.at(7 << 20) == 256 + (7 << 20) * 656
     assert pool.at(np.array([7 << 20], np.uint32)).tolist() == [256 + (7 << 20) * 656]

@@ -50,7 +50,7 @@ func (f *fake) begin() (unlock func(), err error) {
 	return f.mu.Unlock, err
 }
 
-// meanwhile calls during, once.
+// meanwhile calls what a test has put into during, and forgets it.
 func (f *fake) meanwhile() {
 	var during func()
 	f.set(func(f *fake) { during, f.during = f.during, nil })
@@ -164,7 +164,7 @@ func keysOf(from, n int) (keys []cache.Key) {
 	return keys
 }
 
-// contentOf is what a block has at its so manyth writing.
+// contentOf returns the bytes of block n. Another version of it has other bytes.
 func contentOf(n, size, version int) []byte {
 	r := rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(version)})
 	p := make([]byte, size)
@@ -338,8 +338,8 @@ func TestRemoveBesideOthers(t *testing.T) {
 	require.Equal(t, 1, tier.has(keysOf(0, 3)))
 }
 
-// TestNoPartOfAnObject: what is not an object of this tier as a whole is not taken for one, and one
-// that is damaged within gives what is not.
+// TestNoPartOfAnObject: a part of an object, or a changed one, is not taken for an object. Where
+// only a block in it has changed, the others are read.
 func TestNoPartOfAnObject(t *testing.T) {
 	const blocks, size = 10, 5000
 	f := newFake()
@@ -351,8 +351,8 @@ func TestNoPartOfAnObject(t *testing.T) {
 	require.NoError(t, tier.Close(t.Context()))
 	name := f.names(packSuffix)[0]
 	good := f.objects[name]
-	at := func(n int, to byte) func(p []byte) []byte { // from the end
-		return func(p []byte) []byte { p[len(p)-n] ^= to; return p }
+	at := func(n int, bits byte) func(p []byte) []byte { // changes the n-th byte from the end
+		return func(p []byte) []byte { p[len(p)-n] ^= bits; return p }
 	}
 	for what, c := range map[string]struct {
 		change func(p []byte) []byte

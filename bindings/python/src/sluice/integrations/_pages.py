@@ -228,7 +228,7 @@ class Pool:
     memories: list[HostMemory]
     patterns: list[Pattern]
     geometries: list[bytes]  # of each pattern: what two processes must agree on to share it
-    keep: Any = None  # has the memory stay
+    keep: Any = None  # a reference by which the memory lives as long as the pool
 
     @property
     def page_bytes(self) -> int:
@@ -553,7 +553,8 @@ class PageStore:
         return None if time.monotonic() < self._resume else self._session
 
     def _unanswered(self, session: _Session, error: errors.Error) -> None:
-        """As `_failed`, of a question: the proof is for those to ask for who have memory."""
+        """As `_failed`, of a call without memory: it does not raise that a proof is missing, which
+        calls with memory wait for."""
         try:
             self._failed(session, error)
         except errors.Error as e:
