@@ -64,7 +64,9 @@ func testBucket(t *testing.T, url string) {
 
 	none, err := Open(Config{Bucket: "no-such-bucket", Endpoint: url, PathStyle: true})
 	require.NoError(t, err)
-	require.ErrorIs(t, none.Put(ctx, "x", nil), fs.ErrPermission)
+	err = none.Put(ctx, "x", nil)
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorContains(t, err, "make the bucket")
 	over, end := context.WithCancel(ctx)
 	end()
 	require.ErrorIs(t, b.Put(over, "node/x", []byte("x")), context.Canceled)
