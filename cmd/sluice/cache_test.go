@@ -222,6 +222,21 @@ func TestCacheServeTwice(t *testing.T) {
 	ok(t, askCache(t, filepath.Join(dir, "s"), "stat"))
 }
 
+// TestSocketOfAKilledServer: a process that ends gives its socket to one that has just started.
+func TestSocketOfAKilledServer(t *testing.T) {
+	c := &cacheConfig{socket: filepath.Join(t.TempDir(), "s")}
+	before, err := net.Listen("unix", c.socket)
+	require.NoError(t, err)
+	go func() {
+		_, _ = before.Accept()
+		_ = before.Close()
+	}()
+	list, err := c.openListeners(time.Minute)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.NoError(t, list[0].Close())
+}
+
 // TestCacheReload: SIGHUP has all that namespaces may have read again; nonsense changes nothing. It
 // holds from the start on, also for namespaces that no client has opened yet.
 func TestCacheReload(t *testing.T) {
@@ -441,6 +456,7 @@ func TestCacheConfig(t *testing.T) {
 			"line 7: cluster.addresses: node"},
 		{"plaintext=true\nlisten=[" + strings.Repeat("\"127.0.0.1:1\",", 8) + "]\n" + good +
 			"[cluster]\netcd=[\"http://a:1\"]\n", "has 9 addresses, want from 1 to 8"},
+		{good + "[object]\nbucket=\"abc\"\n", "line 5: object.bytes: say how much"},
 		{good + "[[namespace]]\npriority=1\n", "line 5: namespace.name: want a name"},
 		{good + "[[namespace]]\nname=\"a\"\n[[namespace]]\nname=\"a\"\n", "line 8: namespace.name"},
 		{good + "[[namespace]]\nname=\"a\"\nflow=\"up\"\n", "line 7: namespace.flow"},

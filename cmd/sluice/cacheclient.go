@@ -13,6 +13,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -69,11 +70,12 @@ func (a *serverFlags) askCluster(c *cobra.Command, do func(context.Context, *clu
 	if err != nil {
 		return fmt.Errorf("reach the cluster: %w", err)
 	}
-	if err = c.Context().Err(); err == nil { // else it was interrupted while it dialled
-		err = do(ctx, u)
-	}
-	if absent, _ := u.absent(); err != nil && absent != "" {
+	err = do(ctx, u)
+	if absent, further := u.absent(); err != nil && absent != "" {
 		err = fmt.Errorf("%w; nodes that do not answer have and take no blocks: %s", err, absent)
+		if further {
+			err = fmt.Errorf("%w; those of other hosts are reached with --backend", err)
+		}
 	}
 	return errors.Join(err, u.end())
 }
@@ -163,7 +165,7 @@ func printCacheReport(w io.Writer, r *serve.Report) error {
 		if o.Unused != "" {
 			text += "; LEFT ALONE: " + o.Unused
 		}
-		if o.Error != "" {
+		if !strings.Contains(o.Unused, o.Error) {
 			text += "; last error: " + o.Error
 		}
 		line("object\t%s", text)
@@ -353,6 +355,10 @@ func newCacheGet() *cobra.Command {
 				return a.askCluster(c, func(ctx context.Context, u *clusterUser) error {
 					space, err := u.Namespace(ctx, a.namespace, [32]byte{})
 					if err != nil {
+						return err
+					}
+					// Block finds nothing where this process may not read, and Match says so.
+					if _, err := space.Match(ctx, []cache.Key{key}); err != nil {
 						return err
 					}
 					return write(space.Block(ctx, key), func(data []byte) error {

@@ -35,7 +35,7 @@ import (
 // membership is how a server is a node of a cluster.
 type membership struct {
 	cfg    *cacheConfig
-	now    func() *cacheConfig // as it was read last
+	now    func() *cacheConfig // the config as the last SIGHUP has read it
 	say    func(format string, args ...any)
 	member *member.Member // nil: it is none
 
@@ -72,8 +72,9 @@ func (m *membership) options(now *cacheConfig, name string) cache.NamespaceOptio
 		Quota: [2]uint64{n.MemoryQuota, n.DiskQuota}}
 }
 
-// run is the story of a node: reach the directory, join, tell how busy the node is, take what
-// namespaces may have, and leave when ctx ends. The server serves meanwhile, whatever etcd does.
+// run is the story of a node: reach the directory, join, tell it how busy the node is, take from it
+// the options of namespaces, and leave when ctx ends. The server serves meanwhile, whatever etcd
+// does.
 func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener) error {
 	node := m.cfg.node(at)
 	var d *etcd.Directory
@@ -134,7 +135,7 @@ func (m *membership) run(ctx context.Context, s *serve.Server, at []net.Listener
 		m.mu.Unlock()
 		if !same {
 			if err := s.Reassign(); err != nil {
-				m.say("what namespaces may have in the cluster: %v", sentence(err))
+				m.say("options of namespaces in the cluster: %v", sentence(err))
 			}
 		}
 		select {
@@ -396,21 +397,18 @@ func (u *clusterUser) moveBlock(ctx context.Context, call func(context.Context, 
 	return outcomes[0], nil
 }
 
-// absent names the nodes that do not answer, and why; empty: all answer. Others says that some are
-// of other hosts, perhaps, which need --backend.
-func (u *clusterUser) absent() (text string, others bool) {
+// absent names the nodes that do not answer, and why; empty: all answer. With further, one of them
+// has an address of the network, and this process was not told how to reach such.
+func (u *clusterUser) absent() (names string, further bool) {
 	var list []string
 	for _, n := range u.Stats().Nodes {
 		if n.State != cluster.Serving {
 			list = append(list, fmt.Sprintf("%s (%s)", n.Name, cmp.Or(n.Why, string(n.State))))
-			others = others || u.local && slices.ContainsFunc(n.Addresses,
+			further = further || u.local && slices.ContainsFunc(n.Addresses,
 				func(a string) bool { return strings.HasPrefix(a, "tcp:") })
 		}
 	}
-	if others {
-		list[len(list)-1] += "; those of other hosts are reached with --backend"
-	}
-	return strings.Join(list, ", "), others
+	return strings.Join(list, ", "), further
 }
 
 // nodeReport is a node as this process sees it and, where it may ask, as the node says.
@@ -458,7 +456,7 @@ func (u *clusterUser) printStats(ctx context.Context, w, stderr io.Writer, asJSO
 		fmt.Fprintln(stderr, "no node has joined: sluice cache serve says so once it has; "+
 			"--prefix must be that of its config")
 	}
-	if _, others := u.absent(); others {
+	if _, further := u.absent(); further {
 		fmt.Fprintln(stderr, "nodes of other hosts are reached with --backend: docs/cluster.md")
 	}
 	if s.Trouble != "" {

@@ -113,6 +113,14 @@ func TestCluster(t *testing.T) {
 			`"priority":5`)
 	}, time.Minute, 10*time.Millisecond)
 
+	// Who may write alone is told so by get, in place of a miss.
+	require.NoError(t, putNamespace(t.Context(), url, "written",
+		`{"readers":["none"],"writers":["local"]}`))
+	require.Eventually(t, func() bool {
+		o := in("get", "--etcd", url, "--namespace", "written", "--hash", "bye", back)
+		return strings.Contains(o.stderr, "its readers do not name")
+	}, time.Minute, 10*time.Millisecond)
+
 	// A node drains by its weight, and comes back.
 	text, err := os.ReadFile(config)
 	require.NoError(t, err)
@@ -154,6 +162,7 @@ func TestCluster(t *testing.T) {
 	require.Equal(t, statusFailed, o.status)
 	require.Contains(t, o.stderr, "nodes that do not answer")
 	require.Contains(t, o.stderr, servers[2].socket)
+	require.NotContains(t, o.stderr, "--backend", "the node is of this host")
 	members[0].Start()
 	servers[0].stderr.await(t, "the directory answers again")
 

@@ -37,7 +37,7 @@ type cacheConfig struct {
 	identity                   struct{ certificate, key, authority, revoked string }
 	schedule                   engine.Schedule
 	unscheduled                bool
-	cache                      cache.Config // but its engine
+	cache                      cache.Config // without its engine
 	events                     struct {
 		address, replay, topic string
 		buffer                 uint64
@@ -48,6 +48,8 @@ type cacheConfig struct {
 		etcd, addresses     []string
 		prefix, certificate string
 		lease               time.Duration
+		weight              int // below 0: not said, so it follows from the memory
+		bytesASecond        uint64
 
 		etcdCertificate, etcdKey, etcdAuthority string
 		identity                                *identity.Identity // of those files
@@ -367,6 +369,8 @@ func (c *cacheConfig) check() (err error) {
 	}
 	if c.object != (objectConfig{}) {
 		c.object.complete(c.name)
+		refuse(c.object.tier.Bytes == 0, "object", 0, "bytes",
+			"say how much the bucket may hold for this node, such as \"10TiB\"")
 		bad := c.object.check()
 		refuse(bad != nil, "object", 0, "", "%w", bad)
 	}

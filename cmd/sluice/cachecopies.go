@@ -15,7 +15,8 @@ import (
 	"github.com/sluicehq/sluice/kv/directory"
 )
 
-// copies makes the server's part of a node of a cluster; nil: it is none.
+// copies makes the part of a node that sends copies and is sent them, for its server; nil: the
+// server is no node of a cluster.
 func (m *membership) copies(c *cache.Cache) (serve.Member, error) {
 	if len(m.cfg.cluster.etcd) == 0 {
 		return nil, nil
@@ -26,8 +27,9 @@ func (m *membership) copies(c *cache.Cache) (serve.Member, error) {
 	return m.member, err
 }
 
-// sendCopies has the node send copies to others, until ctx ends; what it returns waits for that. It
-// is a client of theirs, by an engine of its own. Without that it is a node all the same.
+// sendCopies has the node send copies to others until ctx ends; await waits for the end of that.
+// The node is a client of the others, by an engine of its own. Where that does not open, the node
+// says so and serves without sending copies.
 func (m *membership) sendCopies(ctx context.Context, d directory.Directory) (await func()) {
 	id, err := m.cfg.openIdentity()
 	var e *engine.Engine

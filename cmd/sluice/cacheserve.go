@@ -150,7 +150,7 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 
 	// The listeners, then the cache with the blocks that were left in it. A client that connects
 	// meanwhile waits.
-	listeners, err := cfg.openListeners()
+	listeners, err := cfg.openListeners(time.Second)
 	defer func() {
 		for _, l := range listeners { // if an error came before e.Serve
 			_ = l.Close()
@@ -415,10 +415,18 @@ func (c *cacheConfig) openIdentity() (*identity.Identity, error) {
 }
 
 // openListeners opens the Unix socket and the addresses. With an error it returns those that it has
-// opened. It removes a socket that a process has left behind.
-func (c *cacheConfig) openListeners() (list []net.Listener, err error) {
-	if conn, err := net.DialTimeout("unix", c.socket, time.Second); err == nil {
+// opened. It removes a socket that a process has left behind, and waits up to patience for a
+// process that still has it, as one that was killed a moment ago.
+func (c *cacheConfig) openListeners(patience time.Duration) (list []net.Listener, err error) {
+	for limit := time.Now().Add(patience); ; time.Sleep(time.Second / 4) {
+		conn, err := net.DialTimeout("unix", c.socket, time.Second)
+		if err != nil {
+			break
+		}
 		_ = conn.Close()
+		if time.Now().Before(limit) {
+			continue
+		}
 		return nil, fmt.Errorf("another process serves at %s: stop it (sluice cache stat "+
 			"--server %[1]s says which one it is), or name another socket", c.socket)
 	}
