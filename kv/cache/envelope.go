@@ -125,7 +125,10 @@ type Fetch struct {
 // Fetches lists what the kv.fetch of an envelope say. One that is no good says nothing here:
 // HintEnvelope tells why.
 func Fetches(data []byte) (list []Fetch) {
-	e, _ := readEnvelope(data)
+	e, err := readEnvelope(data)
+	if err != nil {
+		return nil
+	}
 	for _, a := range e.Actions {
 		var p struct {
 			Source string      `json:"source_control_endpoint"`

@@ -78,8 +78,10 @@ type Cluster struct {
 // layout is a view, and its nodes as placement takes them.
 type layout struct {
 	*directory.View
-	nodes []*node // of View.Nodes
-	bids  []placement.Node
+	number uint64  // of the Cluster's layouts
+	nodes  []*node // of View.Nodes
+	bids   []placement.Node
+	at     map[uint64]int // places of nodes, by what placement knows them by
 }
 
 // region is memory that nodes may have leases of.
@@ -145,6 +147,9 @@ func (c *Cluster) arrange(v *directory.View) {
 	l := &layout{View: v}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if last := c.layout.Load(); last != nil {
+		l.number = last.number + 1
+	}
 	old := c.nodes
 	c.nodes = map[string]*node{}
 	for k := range v.Nodes {
@@ -330,7 +335,8 @@ func (c *Cluster) Stats() Stats {
 	return s
 }
 
-// Drain waits until all blocks that the nodes were given are on their disks, or will not be.
+// Drain waits until all blocks that the nodes were given are on their disks, or will not be, for as
+// long as ctx lets it: Config.Limit says nothing here.
 func (c *Cluster) Drain(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -539,8 +539,10 @@ func TestOtherProcess(t *testing.T) {
 
 // Kinds and codes of a server's messages.
 const (
-	sentSpace, sentMatch, sentAnswer, sentPin, sentUnpin = 2, 6, 15, 18, 19
-	codeBusy                                             = 4
+	sentSpace, sentMatch, sentLoad, sentPrefetch = 2, 6, 7, 9
+	sentEnvelope, sentEstimate                   = 12, 13
+	sentAnswer, sentPin, sentUnpin               = 15, 18, 19
+	codeBusy, codeDenied                         = 4, 10
 )
 
 // startLiar starts a node that answers what a test wants, but for namespaces: a code and a body, or

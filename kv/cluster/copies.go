@@ -54,7 +54,7 @@ func (s *Space) moveAt(ctx context.Context, node string, keys []cache.Key, place
 	}
 	l := s.c.limit(ctx)
 	defer l.free()
-	p := &part{n: n, keys: keys, at: make([]int, len(keys))}
+	p := &part{n: n, keys: keys, at: make([]int, len(keys)), segments: place.Segments}
 	for k := range keys {
 		p.at[k] = k
 	}

@@ -93,12 +93,12 @@ func (w *way) slowest() (took time.Duration, bytes uint64) {
 // serve.Space.Estimate does. Time is until the last node is done; Times are of the slowest node of
 // each tier, as this process has measured it where it has.
 func (s *Space) Estimate(ctx context.Context, keys []cache.Key) (cache.Estimate, error) {
-	_, at, err := s.find(ctx, keys)
+	l := s.c.limit(ctx)
+	defer l.free()
+	_, at, err := s.find(l.nodes, keys)
 	if err != nil {
 		return cache.Estimate{}, err
 	}
-	l := s.c.limit(ctx)
-	defer l.free()
 	all := cache.Estimate{Measured: true}
 	parts := map[*node][]cache.Key{}
 	for k, n := range at {
@@ -117,7 +117,7 @@ func (s *Space) Estimate(ctx context.Context, keys []cache.Key) (cache.Estimate,
 				e, err = space.Estimate(l.nodes, mine)
 				return err
 			})
-			if err != nil {
+			if err != nil || !isOf(&e, len(mine)) {
 				e = cache.Estimate{Missing: len(mine), Measured: true}
 			}
 			for t, bytes := range e.Bytes {
@@ -141,6 +141,17 @@ func (s *Space) Estimate(ctx context.Context, keys []cache.Key) (cache.Estimate,
 	}
 	nodes.Wait()
 	return all, nil
+}
+
+// isOf reports whether an estimate of a node is of so many blocks.
+func isOf(e *cache.Estimate, blocks int) bool {
+	for _, n := range [...]int{e.Blocks[cache.Memory], e.Blocks[cache.Disk], e.Missing} {
+		if n < 0 || n > blocks {
+			return false
+		}
+		blocks -= n
+	}
+	return blocks == 0
 }
 
 func tierBytes(t cache.Tier, bytes uint64) (b [2]uint64) {
@@ -172,7 +183,7 @@ func (n *node) expect(bytes [2]uint64) (took, late time.Duration, measured bool)
 	// How busy the node is now, against how it was in those Loads: what it says of itself makes it
 	// twice as good or as bad at most, and nothing if it always says the same.
 	f := min(max((1+n.busy(0))/(1+n.usual.get()), 0.5), 2)
-	const top = math.MaxInt64 / 4
+	const top = math.MaxInt64 / 8 // of what others multiply
 	return time.Duration(min(usual*f, top)), time.Duration(min(most*f, top)), measured
 }
 
@@ -299,7 +310,7 @@ func (c *curve) at(bytes float64) (took, late float64, known bool) {
 type known struct {
 	size   atomic.Uint64          // bytes of a block that was moved last
 	onDisk [1 << 13]atomic.Uint64 // hashes of blocks that Match has found on disks alone
-	owned  [1 << 8]atomic.Pointer[owned]
+	owned  [1 << 8]owned
 	told   [1 << 11]atomic.Pointer[told] // by routers
 }
 
@@ -322,11 +333,12 @@ func (n *known) holder(dst []uint64, block cache.Key) []uint64 {
 	return dst
 }
 
-// owned is who owns a segment.
+// owned is who owns a segment, in the layout of a number.
 type owned struct {
-	lay    *layout
+	mu     sync.Mutex // guards what follows
+	layout uint64
 	head   cache.Key
-	copies int
+	copies int // 0: it is of none
 	list   []int
 }
 
@@ -335,11 +347,12 @@ func (n *known) owners(dst []int, lay *layout, head cache.Key, copies int) []int
 	if n == nil {
 		return placement.Owners(dst, lay.bids, head, copies)
 	}
-	at := &n.owned[hashOf(&head)>>56]
-	o := at.Load()
-	if o == nil || o.lay != lay || o.head != head || o.copies != copies {
-		o = &owned{lay, head, copies, placement.Owners(nil, lay.bids, head, copies)}
-		at.Store(o)
+	o := &n.owned[hashOf(&head)>>56]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.layout != lay.number || o.head != head || o.copies != copies {
+		o.layout, o.head, o.copies = lay.number, head, copies
+		o.list = placement.Owners(o.list[:0], lay.bids, head, copies)
 	}
 	return append(dst, o.list...)
 }
@@ -364,15 +377,14 @@ func (n *known) note(key *cache.Key, f cache.Found) {
 	}
 }
 
-// bytes returns how many bytes a Load of blocks would move from each tier.
-func (n *known) bytes(keys []cache.Key) (b [2]uint64) {
+// bytes returns how many bytes a Load of blocks of a size would move from each tier.
+func (n *known) bytes(keys []cache.Key, size uint64) (b [2]uint64) {
 	disk := 0
 	for k := range keys {
 		if at, hash := n.find(&keys[k]); at.Load() == hash {
 			disk++
 		}
 	}
-	size := n.size.Load()
 	b[cache.Memory], b[cache.Disk] = uint64(len(keys)-disk)*size, uint64(disk)*size
 	return b
 }

@@ -38,10 +38,9 @@ const (
 
 // way is which nodes a call asks for its blocks, in which order.
 type way struct {
-	lay   *layout
-	keys  []cache.Key
-	runs  []stretch
-	tries int // nodes that are asked for a block at most
+	lay  *layout
+	keys []cache.Key
+	runs []stretch
 	// moves says what a request moves, for how long it may take; nil: as long as the call.
 	moves func(keys []cache.Key) [2]uint64
 
@@ -64,6 +63,7 @@ type stretch struct {
 	told     int       // and that have told of its last block, the last ones
 	source   int       // is asked first; -1: there is no node
 	chosen   bool      // it is reached
+	tries    int       // nodes that are asked for its blocks at most; see nth
 }
 
 // nth returns the node that is asked after n others for blocks of a run: the source, then the
@@ -120,7 +120,7 @@ func (s *Space) copies(l *layout) int {
 // way chooses the nodes that a call asks first. Free it afterwards.
 func (s *Space) way(lay *layout, keys []cache.Key) *way {
 	w := ways.Get().(*way)
-	w.lay, w.keys, w.tries = lay, keys, 1
+	w.lay, w.keys = lay, keys
 	if len(w.bytes) < len(lay.nodes) {
 		w.bytes = make([][2]uint64, len(lay.nodes))
 	}
@@ -136,7 +136,7 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 	for k := 0; k < len(keys); {
 		head, at, end := s.segment(keys, k)
 		r := stretch{head: head, first: at, from: k, to: end, source: first, chosen: first >= 0,
-			bytes: s.known.bytes(keys[k:end])}
+			bytes: s.known.bytes(keys[k:end], s.known.size.Load())}
 		w.holders(s, &r, keys[end-1], copies)
 		w.runs = append(w.runs, r)
 		k = end
@@ -163,8 +163,8 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 					w.bytes[r.source][t] += b
 				}
 			}
-			for w.nth(r, w.tries) >= 0 {
-				w.tries++
+			for r.tries = 0; w.nth(r, r.tries) >= 0; {
+				r.tries++
 			}
 		}
 	}
@@ -272,8 +272,8 @@ func (w *way) choose(found []int, bytes [2]uint64) int {
 
 func sum(bytes [2]uint64) uint64 { return bytes[cache.Memory] + bytes[cache.Disk] }
 
-// split makes the parts of some keys, which are in ascending order, by node.
-func (w *way) split(which []int, of func(r *stretch) int) (parts []*part) {
+// split makes the parts of some keys, which are in ascending order, by node. The rest has none.
+func (w *way) split(which []int, of func(r *stretch) int) (parts []*part, rest []int) {
 	at, r := map[int]*part{}, 0
 	for _, k := range which {
 		for w.runs[r].to <= k {
@@ -282,6 +282,7 @@ func (w *way) split(which []int, of func(r *stretch) int) (parts []*part) {
 		run := &w.runs[r]
 		o := of(run)
 		if o < 0 {
+			rest = append(rest, k)
 			continue
 		}
 		p := at[o]
@@ -292,7 +293,7 @@ func (w *way) split(which []int, of func(r *stretch) int) (parts []*part) {
 		p.at = append(p.at, k)
 		p.keys = append(p.keys, w.keys[k])
 	}
-	return parts
+	return parts, rest
 }
 
 // inTurn asks nodes for some keys, all at once, and for what one lacks, or is late with, the node
@@ -303,18 +304,20 @@ func (s *Space) inTurn(l limits, w *way, which []int, try int,
 	var errs []error
 	var nodes sync.WaitGroup
 	before := func(r *stretch) int { return w.nth(r, try) }
-	for _, p := range w.split(which, before) {
+	parts, lacks := w.split(which, before)
+	for _, p := range parts {
 		nodes.Go(func() {
-			within := l.share(w.tries - try)
+			within := l.share(p.tries - try)
 			stop := w.hedge(&within, p, try)
 			left, err := ask(within, p)
 			stop()
 			late := hedged(within)
 			within.free()
-			if err == nil && len(left) > 0 && try+1 < w.tries {
+			if err == nil && len(left) > 0 && try+1 < p.tries {
 				left, err = s.inTurn(l, w, left, try+1, ask)
 				if err == nil && len(left) > 0 && late { // it may have them, after all
-					left, err = ask(l, w.split(left, before)[0])
+					again, _ := w.split(left, before) // of this node
+					left, err = ask(l, again[0])
 				}
 			}
 			mu.Lock()
@@ -337,7 +340,7 @@ var errLate = fmt.Errorf("later than its Loads before, and another node has the 
 func (w *way) hedge(l *limits, p *part, try int) (stop func()) {
 	c := p.n.c
 	c.hedges.earn()
-	if w.moves == nil || try+1 >= w.tries {
+	if w.moves == nil || try+1 >= p.tries {
 		return func() {}
 	}
 	r, _ := slices.BinarySearchFunc(w.runs, p.at[0], func(r stretch, k int) int {

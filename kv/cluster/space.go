@@ -116,9 +116,23 @@ func (s *Space) owners(l *layout, keys []cache.Key) (owners []int, copies int) {
 
 // part is what one node is asked for in a call.
 type part struct {
-	n    *node
-	at   []int // places in the keys of the call
-	keys []cache.Key
+	n        *node
+	at       []int // places in the keys of the call
+	keys     []cache.Key
+	segments []serve.Segment // of the keys
+	tries    int             // the most of their runs
+}
+
+// add asks for one more key, of a run.
+func (p *part) add(k int, key cache.Key, r *stretch) {
+	last := len(p.at) - 1
+	if last < 0 || p.at[last] != k-1 || k == r.from {
+		p.segments = append(p.segments, serve.Segment{Head: r.head,
+			First: uint32(r.first + k - r.from)})
+		p.tries = max(p.tries, r.tries)
+	}
+	p.segments[len(p.segments)-1].Blocks++
+	p.at, p.keys = append(p.at, k), append(p.keys, key)
 }
 
 // tell puts what became of the keys where it belongs, and returns the places of those that are to
@@ -144,12 +158,13 @@ func upTo(n int) []int {
 // owned makes the parts of all keys, by the nodes that own them.
 func (w *way) owned() (parts []*part) {
 	for nth := range directory.CopiesMax {
-		parts = append(parts, w.split(upTo(len(w.keys)), func(r *stretch) int {
+		of, _ := w.split(upTo(len(w.keys)), func(r *stretch) int {
 			if nth < r.copies {
 				return w.found[r.found[0]+nth]
 			}
 			return -1
-		})...)
+		})
+		parts = append(parts, of...)
 	}
 	return parts
 }
@@ -349,11 +364,12 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 	if err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
-	s.known.size.Store(sizeOf(&to))
+	size := sizeOf(&to)
+	s.known.size.Store(size)
 	l, w := s.c.limit(ctx), s.way(s.c.layout.Load(), keys)
 	defer l.free()
 	defer w.free()
-	w.moves = s.known.bytes
+	w.moves = func(keys []cache.Key) [2]uint64 { return s.known.bytes(keys, size) }
 	slowest, bytes := w.slowest()
 	began := time.Now()
 	outcomes := slices.Repeat([]cache.Outcome{cache.Missing}, len(keys))
@@ -363,7 +379,7 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 			keys []cache.Key, mine serve.Place) ([]cache.Outcome, error) {
 			began, busy := time.Now(), p.n.busy(1)
 			got, err := space.Load(ctx, keys, mine)
-			s.loaded(p, got, time.Since(began), busy, err == nil, hedged(l))
+			s.loaded(p, got, size, time.Since(began), busy, err == nil, hedged(l))
 			return got, err
 		})
 		mu.Lock()
@@ -384,8 +400,8 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 }
 
 // loaded has the estimates count a Load of a node that has ended, or was late.
-func (s *Space) loaded(p *part, got []cache.Outcome, took time.Duration, busy float64, ended,
-	late bool) {
+func (s *Space) loaded(p *part, got []cache.Outcome, size uint64, took time.Duration, busy float64,
+	ended, late bool) {
 	moved := p.keys
 	if ended {
 		moved = nil
@@ -396,10 +412,12 @@ func (s *Space) loaded(p *part, got []cache.Outcome, took time.Duration, busy fl
 		}
 	}
 	if ended || late {
-		p.n.learn(s.known.bytes(moved), took, busy)
+		p.n.learn(s.known.bytes(moved, size), took, busy)
 	}
 	for k := range moved {
-		s.known.note(&moved[k], cache.InMemory) // as it is now
+		if ended {
+			s.known.note(&moved[k], cache.InMemory) // as it is now
+		}
 	}
 }
 
@@ -512,6 +530,7 @@ func (s *Space) moveAll(l limits, parts []*part, reg *region, place *serve.Place
 func (s *Space) moveOne(l limits, p *part, reg *region, place *serve.Place, move mover) (
 	[]cache.Outcome, error) {
 	mine := *place
+	mine.Segments = p.segments
 	mine.Slots = make([]uint32, len(p.at))
 	for k, at := range p.at {
 		mine.Slots[k] = place.Slots[at]
@@ -662,8 +681,8 @@ func (s *Space) heed(f *cache.Fetch) {
 
 // HintEnvelope has all nodes heed an envelope of hints, as serve.Space.HintEnvelope does, since its
 // hashes are in no order, and sums what became of each action: a block of two copies is applied
-// twice. The source of a kv.fetch is taken as a node that has the blocks. An error is one of all
-// nodes.
+// twice, so that fewer may be Missing than are. The source of a kv.fetch is taken as a node that
+// has the blocks. An error is one of all nodes.
 func (s *Space) HintEnvelope(ctx context.Context, data []byte) ([]cache.ActionOutcome, error) {
 	for _, f := range cache.Fetches(data) {
 		s.heed(&f)
@@ -687,7 +706,7 @@ func (s *Space) HintEnvelope(ctx context.Context, data []byte) ([]cache.ActionOu
 		default:
 			for k := range got {
 				to, of := &sum[k], &got[k]
-				if to.Status != cache.ActionApplied {
+				if of.Status == cache.ActionApplied { // else Reason is of the other status
 					to.Status = of.Status
 				}
 				to.Reason = cmp.Or(to.Reason, of.Reason)
