@@ -188,9 +188,9 @@ func (w *way) holders(s *Space, r *stretch, last cache.Key, copies int) {
 	w.ids = s.known.holder(w.ids[:0], last)
 	if view := s.c.digests.view; view != nil {
 		if hot := view.Owners(r.head); hot >= len(w.lay.bids) {
-			for o := range w.lay.bids {
-				if w.lay.bids[o].Weight > 0 {
-					add(o)
+			for o := range w.lay.bids { // each but once
+				if w.lay.bids[o].Weight > 0 && !slices.Contains(w.found[from:][:r.copies], o) {
+					w.found = append(w.found, o)
 				}
 			}
 		} else if hot > copies {
