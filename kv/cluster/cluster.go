@@ -191,7 +191,8 @@ func (c *Cluster) all() (list []*node) {
 }
 
 // Attach lets nodes reach a region, so that calls may name it, until Detach. Nodes that are not
-// reached now have it once they are. An error says what is wrong with the region.
+// reached now have it once they are. An error says what is wrong with the region; Detach it then,
+// too, as a node may have it.
 func (c *Cluster) Attach(ctx context.Context, r *engine.Region) error {
 	c.mu.Lock()
 	reg := c.regions[r]
