@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluicehq/sluice/engine"
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // Below is a tier below those of a cache, such as an object store; see kv/tier/object. The cache
@@ -77,6 +78,10 @@ type belows struct {
 
 	raiseMu sync.Mutex
 	raising map[blockID]chan struct{} // blocks that an operation brings; closed as it has ended
+
+	writeMu sync.Mutex
+	writing blockID       // block that the tier below is being given, if any
+	wrote   chan struct{} // closed once it has been; nil: there is none
 }
 
 // findBelow finds blocks in the tier below that have not expired. nil: there is no such tier.
@@ -268,14 +273,50 @@ func (n *Namespace) raisePart(ctx context.Context, keys []Key, blocks []BelowBlo
 	c.freed()
 }
 
-// removeBelow has the tier below forget blocks, too.
+// removeBelow has the tier below forget blocks that the cache itself has no more, too, also one
+// that it is being given.
 func (c *Cache) removeBelow(ctx context.Context, id uint16, keys []Key) error {
 	if c.cfg.Below == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, diskLimit)
 	defer cancel()
+	c.writeMu.Lock()
+	writing, wrote := c.writing, c.wrote
+	c.writeMu.Unlock()
+	if wrote != nil && writing.space == id && slices.Contains(keys, writing.key) {
+		select {
+		case <-wrote:
+		case <-ctx.Done():
+			return fmt.Errorf("a restart may find a block that the tier below is being given: %w",
+				context.Cause(ctx))
+		}
+	}
 	return c.cfg.Below.Remove(ctx, c.spaces.digest(id), keys)
+}
+
+// giveBelow gives the tier below a block, unless another one has its key, or none.
+func (c *Cache) giveBelow(ctx context.Context, n *Namespace, i uint32, used uint32) error {
+	e, wrote := c.index.entry(i), make(chan struct{})
+	c.writeMu.Lock() // before it looks: who makes the block leave looks for this afterwards
+	c.writing, c.wrote = blockID{e.key, e.space}, wrote
+	c.writeMu.Unlock()
+	defer func() {
+		c.writeMu.Lock()
+		c.wrote = nil
+		c.writeMu.Unlock()
+		close(wrote)
+	}()
+	s := c.index.shardFor(i)
+	s.mu.Lock()
+	there := e.state == present && e.flags&unwanted == 0
+	s.mu.Unlock()
+	testpoint.At("cache: lowers")
+	if !there || !c.verify(i) {
+		return nil
+	}
+	return c.cfg.Below.Write(ctx, n.Digest(), e.key, BelowBlock{e.size, e.crc, used},
+		c.memory.bytesOf(e.slot, e.size))
 }
 
 // lowerer is the goroutine that gives the tier below what is about to leave.
@@ -376,11 +417,9 @@ func (c *Cache) lowerPart(part []lowered) error {
 	otherSize := func(int64) error { return ErrNoRoom }
 	var all error
 	n.bring(ctx, op, keys, n.sizes(keys), held, otherSize, func(k int) {
-		e := c.index.entry(held[k])
 		op.outcomes[k] = Done
-		if all == nil && c.verify(held[k]) {
-			all = c.cfg.Below.Write(ctx, n.Digest(), keys[k], BelowBlock{e.size, e.crc,
-				part[k].used}, c.memory.bytesOf(e.slot, e.size))
+		if all == nil {
+			all = c.giveBelow(ctx, n, held[k], part[k].used)
 		}
 		c.unpin(held[k])
 		held[k] = none

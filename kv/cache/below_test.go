@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/testpoint"
 )
 
 // belowFake is a tier below in a map.
@@ -229,4 +231,51 @@ func TestReplaceAboveATier(t *testing.T) {
 	require.NoError(t, op.Wait(t.Context()))
 	require.Equal(t, []Outcome{Done}, op.Outcomes())
 	require.Zero(t, b.Find(n.ns.Digest(), keys[:1])[0])
+}
+
+// TestRemoveBesideALower: a block that is removed, or replaced, while the tier below is given it is
+// below no more afterwards.
+func TestRemoveBesideALower(t *testing.T) {
+	for name, remove := range map[string]func(n *node, keys []Key) error{
+		"remove": func(n *node, keys []Key) error { return n.ns.Remove(keys) },
+		"replace": func(n *node, keys []Key) error {
+			op := n.ns.Replace(t.Context(), keys, n.at(0, 1))
+			return op.Wait(t.Context())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBelowFake()
+			n := openNode(t, memoryFile(t), 16, func(cfg *Config) { cfg.Below, cfg.Blocks = b, 64 })
+			stand := testpoint.Stand(t, "cache: lowers")[0]
+			require.Equal(t, all(Done, 16), n.put(t, ids(1, 16)))
+			go n.lower()
+			<-stand.Came
+			n.writeMu.Lock()
+			keys := []Key{n.writing.key}
+			n.writeMu.Unlock()
+			before := n.entryOf(keys[0])
+			old := n.index.entry(before).crc
+			content(keysOf(1000)[0], n.mem[:blockBytes])
+			removed := make(chan error, 1)
+			go func() { removed <- remove(n, keys) }()
+			for n.entryOf(keys[0]) == before {
+				time.Sleep(time.Millisecond)
+			}
+			stand.GoOn()
+			require.NoError(t, <-removed)
+			n.lowering.Lock() // it has ended
+			n.lowering.Unlock()
+			require.NotEqual(t, old, b.Find(n.ns.Digest(), keys)[0].CRC)
+		})
+	}
+}
+
+// entryOf is the entry that is found for a key, which may be none.
+func (n *node) entryOf(key Key) (entry uint32) {
+	n.index.each(n.ns.id, []Key{key}, false, func(_ *shard, _ int, i uint32, _ uint64) {
+		if entry = none; i != none && n.index.entry(i).state == present {
+			entry = i
+		}
+	})
+	return entry
 }

@@ -401,6 +401,24 @@ func TestTableIsFull(t *testing.T) {
 }
 
 // TestClosed: what is called after Close, or runs meanwhile, ends and touches nothing.
+// TestTableIsFullOfPriorities: where the table is full before the memory is, blocks of the lowest
+// priority go first, also those that leave memory and stay on the disk.
+func TestTableIsFullOfPriorities(t *testing.T) {
+	n := openNode(t, memoryFile(t), 32, func(c *Config) {
+		withDisk(filepath.Join(t.TempDir(), "disk"), 64)(c)
+		c.Blocks = 24
+	})
+	high, err := n.Namespace("high", NamespaceOptions{Priority: 7})
+	require.NoError(t, err)
+	op := high.Store(t.Context(), ids(0, 16), n.at(0, 16))
+	require.NoError(t, op.Wait(t.Context()))
+	for from := uint64(0); from < 80; from += 4 {
+		require.Equal(t, all(Done, 4), n.put(t, ids(from, 4)))
+		n.drained(t) // so that memory alone lets none go for good
+	}
+	require.Equal(t, 16, high.Match(ids(0, 16)).Prefix)
+}
+
 func TestClosed(t *testing.T) {
 	n := openNode(t, memoryFile(t), 16, nil)
 	n.put(t, ids(0, 4))

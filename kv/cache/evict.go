@@ -321,18 +321,24 @@ func (n *Namespace) Remove(keys []Key) error {
 		return fmt.Errorf("remove: cache: %w", engine.ErrClosed)
 	}
 	defer c.exit()
-	below := c.removeBelow(c.life, n.id, keys) // before its index here: see raisePart
-	c.index.each(n.id, keys, false, func(s *shard, _ int, i uint32, _ uint64) {
-		if i == none {
-			return
-		}
-		switch e := c.index.entry(i); e.state {
-		case present:
-			c.discard(s, i)
-		case filling:
-			e.flags |= unwanted
-		}
-	})
+	discard := func() {
+		c.index.each(n.id, keys, false, func(s *shard, _ int, i uint32, _ uint64) {
+			if i == none {
+				return
+			}
+			switch e := c.index.entry(i); e.state {
+			case present:
+				c.discard(s, i)
+			case filling:
+				e.flags |= unwanted
+			}
+		})
+	}
+	discard()
+	below := c.removeBelow(c.life, n.id, keys) // of what giveBelow has given it
+	if c.cfg.Below != nil {
+		discard() // what raisePart has brought meanwhile
+	}
 
 	if err := errors.Join(c.awaitEmptied(c.life, n.id, keys), below); err != nil {
 		return fmt.Errorf("remove: %w", err)

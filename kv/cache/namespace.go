@@ -251,21 +251,27 @@ func (sp *spaces) count(id uint16, t Tier, blocks, bytes int64) {
 	sp.at(int(s.lane.Load())).bytes[t].Add(bytes)
 }
 
-// order lists the lanes that have blocks in a tier, by whose turn it is to let one go.
-func (sp *spaces) order(t Tier) []int {
+// order lists the lanes that have blocks in one of some tiers, by whose turn it is to let one go.
+func (sp *spaces) order(in ...Tier) []int {
 	lanes := *sp.lanes.Load()
+	sum := func(of func(t Tier) int64) (all int64) {
+		for _, t := range in {
+			all += of(t)
+		}
+		return all
+	}
+	bytes := func(l *lane) int64 { return sum(func(t Tier) int64 { return l.bytes[t].Load() }) }
 	var buf [priorities]int
 	list := buf[:0]
 	for k, l := range lanes {
-		if l.bytes[t].Load() > 0 {
+		if bytes(l) > 0 {
 			list = append(list, k)
 		}
 	}
 	slices.SortFunc(list, func(a, b int) int {
 		x, y := lanes[a], lanes[b]
-		return cmp.Or(-cmp.Compare(x.over(t), y.over(t)),
-			cmp.Compare(x.priority.Load(), y.priority.Load()),
-			-cmp.Compare(x.bytes[t].Load(), y.bytes[t].Load()))
+		return cmp.Or(-cmp.Compare(sum(x.over), sum(y.over)),
+			cmp.Compare(x.priority.Load(), y.priority.Load()), -cmp.Compare(bytes(x), bytes(y)))
 	})
 	return list
 }

@@ -290,12 +290,16 @@ func (n *Namespace) compare(ctx context.Context, op *Op, keys []Key, from *Place
 // newEntry takes an entry for a key, which find does not return yet, and lets a block of the shard
 // go where there is none. The caller holds the shard's lock.
 func (c *Cache) newEntry(s *shard, key *Key, id uint16) uint32 {
-	for _, t := range []Tier{Memory, Disk} { // one that was in memory may be on a disk still
-		for _, lane := range c.spaces.order(t) {
-			if s.free != none {
-				break
+	if s.free == none {
+		for _, lane := range c.spaces.order(Memory, Disk) {
+			// One that has left memory may be on a disk still, and the other way round.
+			for went := true; went && s.free == none; {
+				_, went = c.evictLocked(s, lane, Memory, false, nil)
+				if s.free == none {
+					_, onDisk := c.evictLocked(s, lane, Disk, false, nil)
+					went = went || onDisk
+				}
 			}
-			c.evictLocked(s, lane, t, false, nil)
 		}
 	}
 	return c.index.take(s, key, id)
