@@ -165,6 +165,13 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 	}
 	cfg.cache.Engine = e
 	if cfg.object != (objectConfig{}) {
+		within, cancel := context.WithTimeout(ctx, cfg.startTimeout)
+		lock, err := lockStore(within, cfg.cache.Memory.Path+".object")
+		cancel()
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
 		below, err := cfg.object.open(cfg.cache.Seal)
 		if err != nil {
 			return cfg.wrong("object", 0, "", "%w", err)

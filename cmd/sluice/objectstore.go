@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/kv/seal"
@@ -92,6 +93,27 @@ type objectConfig struct {
 // complete sets the defaults of a node.
 func (c *objectConfig) complete(node string) {
 	c.tier.Prefix = cmp.Or(c.tier.Prefix, node+"/")
+}
+
+// lockStore waits until no other process of the node uses its objects. One that ends writes some
+// after it has left the files of its cache to the next one, which would not know of them.
+func lockStore(ctx context.Context, path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("another process has %s: %w: %w", path, err,
+				engine.ErrBusy), f.Close())
+		}
+	}
 }
 
 // open opens the tier, which makes no request before it returns.

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	enc "encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,27 +16,60 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluicehq/sluice/engine"
 	"github.com/sluicehq/sluice/internal/testing/s3test"
 	"github.com/sluicehq/sluice/kv/cache"
+	"github.com/sluicehq/sluice/kv/tier/object"
 	"github.com/sluicehq/sluice/kv/tier/object/s3"
 )
 
 // TestCacheObjectStore: blocks that had to leave the memory of a server are in the object store,
-// and come back after a boot; a store that is not there makes misses, and is used once it is.
+// and come back after a boot; a store that is not there makes misses, and is used once it is. Where
+// the node seals, the store has none of their bytes, and who has another key finds none.
 func TestCacheObjectStore(t *testing.T) {
 	t.Run("stand-in", func(t *testing.T) {
 		s := s3test.NewStandIn(t)
-		testCacheObjectStore(t, s.URL, s.SetDown)
+		testCacheObjectStore(t, s.URL, s.SetDown, "")
 	})
-	t.Run("versitygw", func(t *testing.T) { testCacheObjectStore(t, s3test.Real(t), nil) })
+	t.Run("sealed", func(t *testing.T) {
+		testCacheObjectStore(t, s3test.NewStandIn(t).URL, nil,
+			secretFile(t, strings.Repeat("4b", 32), 0o600))
+	})
+	t.Run("versitygw", func(t *testing.T) { testCacheObjectStore(t, s3test.Real(t), nil, "") })
 }
 
-func testCacheObjectStore(t *testing.T, url string, setDown func(down bool)) {
+// inBucket reports how many of the blocks lie plain in a bucket.
+func inBucket(ctx context.Context, t *testing.T, url string, keys []cache.Key) (n int) {
+	t.Helper()
+	b, err := s3.Open(s3.Config{Bucket: s3test.Bucket, Endpoint: url, PathStyle: true})
+	require.NoError(t, err)
+	var all []byte
+	require.NoError(t, b.List(ctx, "", func(o object.Info) error {
+		p := make([]byte, o.Size)
+		all = append(all, p...)
+		return b.Get(ctx, o.Name, "", 0, [][]byte{all[len(all)-len(p):]})
+	}))
+	require.NotEmpty(t, all)
+	for k := range keys {
+		word := enc.LittleEndian.AppendUint64(nil, contentWord(&keys[k], 1024))
+		if bytes.Contains(all, word) {
+			n++
+		}
+	}
+	return n
+}
+
+func testCacheObjectStore(t *testing.T, url string, setDown func(down bool), seal string) {
 	s3test.Environment(t)
 	const block, room, each = 64 << 10, 64, 8
 	dir := t.TempDir()
 	config, socket := filepath.Join(dir, "cache.toml"), filepath.Join(dir, "s")
+	sealing := ""
+	if seal != "" {
+		sealing = fmt.Sprintf("seal = %q", seal)
+	}
 	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `name = "node"
+%s
 socket = %q
 [memory]
 path = %q
@@ -46,7 +80,7 @@ endpoint = %q
 path_style = true
 bytes = "64MiB"
 pack_bytes = "256KiB"
-`, socket, filepath.Join(dir, "memory"), s3test.Bucket, url), 0o600))
+`, sealing, socket, filepath.Join(dir, "memory"), s3test.Bucket, url), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var keys []cache.Key
@@ -83,6 +117,11 @@ pack_bytes = "256KiB"
 	}
 	require.Contains(t, ok(t, askCache(t, socket, "stat")).stdout, "object")
 	end(s, u)
+	if n := inBucket(ctx, t, url, keys); seal == "" {
+		require.Greater(t, n, 3*each)
+	} else {
+		require.Zero(t, n)
+	}
 
 	s, u = connect()
 	found := func() (which []cache.Key) {
@@ -110,6 +149,20 @@ pack_bytes = "256KiB"
 		require.True(t, u.verify(k, &which[k]))
 	}
 	end(s, u)
+	if seal != "" {
+		require.NoError(t, os.WriteFile(seal, []byte(strings.Repeat("5c", 32)), 0o600))
+		s, u = connect()
+		which = awaitFound()[:each]
+		outcomes, err = u.Load(ctx, which, u.place(each))
+		require.NoError(t, err)
+		for _, o := range outcomes {
+			require.Equal(t, cache.Missing, o)
+		}
+		r, err := u.Report(ctx)
+		require.NoError(t, err)
+		require.EqualValues(t, each, r.Object.Damaged)
+		end(s, u)
+	}
 	if setDown == nil {
 		return
 	}
@@ -123,6 +176,21 @@ pack_bytes = "256KiB"
 	setDown(false)
 	awaitFound()
 	end(s, u)
+}
+
+// TestLockStore: a process has the objects of its node alone, until it has ended.
+func TestLockStore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "memory.object")
+	first, err := lockStore(t.Context(), path)
+	require.NoError(t, err)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = lockStore(over, path)
+	require.ErrorIs(t, err, engine.ErrBusy)
+	go first.Close()
+	second, err := lockStore(t.Context(), path)
+	require.NoError(t, err)
+	require.NoError(t, second.Close())
 }
 
 // TestLoadFromObjectStore: sluice load reads what lies below a prefix, or one object.
@@ -162,8 +230,13 @@ func TestLoadFromObjectStore(t *testing.T) {
 		require.NotZero(t, o.status, args)
 		require.Contains(t, o.stderr, want)
 	}
+	store.SetInstead("models/x/a.safetensors", 2, bytes.Repeat([]byte{1}, 30<<20))
+	o := sluice(t, "load", at) // its header is of the file before
+	require.NotZero(t, o.status)
+	require.Contains(t, o.stderr, "has changed since it was listed")
+	require.NotContains(t, o.stderr, s3test.Secret)
 	store.SetDown(true)
-	o := sluice(t, "load", at)
+	o = sluice(t, "load", at)
 	require.NotZero(t, o.status)
 	require.True(t, strings.Contains(o.stderr, "SlowDown") || bytes.Contains([]byte(o.stderr),
 		[]byte("reduce")), o.stderr)

@@ -97,6 +97,7 @@ type StandIn struct {
 	down    bool
 	ranges  int // requests for a part of an object
 	parts   int // that were written
+	instead func(name string)
 }
 
 // NewStandIn starts one.
@@ -113,6 +114,20 @@ func (s *StandIn) SetDown(down bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.down = down
+}
+
+// SetInstead has an object be another one after so many more reads of parts of it.
+func (s *StandIn) SetInstead(name string, reads int, p []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.instead = func(read string) {
+		if read != name {
+			return
+		}
+		if reads--; reads == 0 {
+			s.objects[name] = p
+		}
+	}
 }
 
 // Counts are how many parts of objects were read and written.
@@ -169,7 +184,7 @@ func (s *StandIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		} else {
 			s.objects[name] = p
 		}
-		w.Header().Set("ETag", fmt.Sprintf("%q", fmt.Sprintf("%x", md5.Sum(p))))
+		w.Header().Set("ETag", etag(p))
 	case r.Method == http.MethodDelete:
 		delete(s.objects, name)
 		w.WriteHeader(http.StatusNoContent)
@@ -182,23 +197,29 @@ func (s *StandIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Range") != "" {
 			s.ranges++
 		}
-		w.Header().Set("ETag", `"x"`)
+		w.Header().Set("ETag", etag(p))
 		http.ServeContent(w, r, "", time.Unix(1e9, 0), bytes.NewReader(p))
+		if s.instead != nil {
+			s.instead(name)
+		}
 	}
 }
+
+func etag(p []byte) string { return fmt.Sprintf(`"%x"`, md5.Sum(p)) }
 
 // pageMax is the most objects of an answer to a list.
 const pageMax = 7
 
 func (s *StandIn) list(w http.ResponseWriter, prefix, after string) {
 	type content struct {
-		Key, LastModified string
-		Size              int
+		Key, LastModified, ETag string
+		Size                    int
 	}
 	var list []content
 	for name, p := range s.objects {
 		if strings.HasPrefix(name, prefix) && name > after {
-			list = append(list, content{name, time.Now().UTC().Format(time.RFC3339), len(p)})
+			list = append(list, content{name, time.Now().UTC().Format(time.RFC3339), etag(p),
+				len(p)})
 		}
 	}
 	slices.SortFunc(list, func(a, b content) int { return strings.Compare(a.Key, b.Key) })

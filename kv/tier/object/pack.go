@@ -109,6 +109,8 @@ func readFooter(p []byte, size int64) (f footer, err error) {
 		return f, notPack("the CRC of its footer does not fit")
 	case version != packVersion:
 		return f, notPack("version %d, this program reads %d", version, packVersion)
+	case f.records > removedMax || f.number > math.MaxInt64:
+		return f, notPack("%d blocks, number %d: no program writes such", f.records, f.number)
 	case f.blocks < 0 || f.blocks > math.MaxUint32 || f.blocks+f.indexBytes() != size:
 		return f, notPack("it has %d bytes, and not those that its footer says", size)
 	}

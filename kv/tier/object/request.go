@@ -11,6 +11,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/sluicehq/sluice/engine"
 )
 
 // Bucket is what the tier needs of an object store. All methods may be called by any goroutine. An
@@ -20,8 +22,9 @@ type Bucket interface {
 	// Put writes an object, which is there as a whole or not at all.
 	Put(ctx context.Context, name string, p []byte) error
 	// Get reads the bytes of an object from an offset on into buffers, one after another. It writes
-	// to none of them afterwards.
-	Get(ctx context.Context, name string, offset int64, into [][]byte) error
+	// to none of them afterwards. Of an object that is not Info.Version any more, where that is not
+	// "", it gives engine.ErrCorrupt.
+	Get(ctx context.Context, name, version string, offset int64, into [][]byte) error
 	// List calls visit with each object whose name begins with prefix, until that fails.
 	List(ctx context.Context, prefix string, visit func(Info) error) error
 	// Delete deletes an object, or finds that there is none.
@@ -32,9 +35,10 @@ type Bucket interface {
 
 // Info is what a store tells of an object.
 type Info struct {
-	Name string
-	Size int64
-	At   time.Time // when it was written, by the store's clock
+	Name    string
+	Size    int64
+	At      time.Time // when it was written, by the store's clock
+	Version string    // other bytes of that name have another one; "": the store does not say
 }
 
 // requests are the requests to a bucket: their limits, their retries and the health that they show.
@@ -95,7 +99,8 @@ func (r *requests) do(ctx context.Context, what string, bytes int,
 		if ctx.Err() == nil || time.Since(began) > limit/2 { // else it had no time to answer
 			r.ended(err)
 		}
-		if try == triesMax || errors.Is(err, fs.ErrPermission) || !r.mayRetry() {
+		if try == triesMax || errors.Is(err, fs.ErrPermission) ||
+			errors.Is(err, engine.ErrCorrupt) || !r.mayRetry() {
 			return err
 		}
 		after := time.Duration(float64(retryAfter<<try) * (0.5 + rand.Float64()))
@@ -151,33 +156,32 @@ func (r *requests) unused() error {
 	return nil
 }
 
-// Reader reads an object as a file, in requests with limits and retries of their own. Any goroutine
-// may call ReadAt.
+// Reader reads an object as a file, in requests with limits and retries of their own. One that has
+// changed since it was listed gives engine.ErrCorrupt. Any goroutine may call ReadAt.
 type Reader struct {
 	ctx  context.Context
 	r    *requests
-	name string
-	size int64
+	info Info
 }
 
 // Readers returns what makes a Reader of each object of a bucket. All of them share the budget of
 // retries and the bound of requests at a time; timeout is that of one request. They end with ctx.
 func Readers(ctx context.Context, b Bucket, timeout time.Duration) func(Info) *Reader {
 	r := newRequests(b, timeout, restOfAStore)
-	return func(o Info) *Reader { return &Reader{ctx, r, o.Name, o.Size} }
+	return func(o Info) *Reader { return &Reader{ctx, r, o} }
 }
 
 // ReadAt implements io.ReaderAt.
 func (o *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	end := error(nil)
-	if left := max(0, o.size-off); left < int64(len(p)) {
+	if left := max(0, o.info.Size-off); left < int64(len(p)) {
 		p, end = p[:left], io.EOF
 	}
 	if len(p) == 0 {
 		return 0, end
 	}
-	err = o.r.do(o.ctx, "read "+o.name, len(p), func(ctx context.Context) error {
-		return o.r.Get(ctx, o.name, off, [][]byte{p})
+	err = o.r.do(o.ctx, "read "+o.info.Name, len(p), func(ctx context.Context) error {
+		return o.r.Get(ctx, o.info.Name, o.info.Version, off, [][]byte{p})
 	})
 	if err != nil {
 		return 0, err

@@ -71,9 +71,11 @@ const (
 	gapMax      = 64 << 10 // between two blocks that one request reads
 	lingerFor   = time.Minute
 	prefixMax   = 512
-	removedMax  = 1 << 20 // blocks whose tombstones may wait for the store
+	removedMax  = 1 << 20 // blocks whose tombstones may wait for the store, and of an object
 	orphanAge   = time.Hour
 	uploadAge   = 24 * time.Hour
+	objectsMax  = 4 << 20  // that a start lists
+	tombsMax    = 64 << 10 // older than tombAge: for more of them the oldest packs go
 	packSuffix  = ".pack"
 	tombSuffix  = ".gone"
 	listTimeout = 160 << 20 // of a list, as bytes of another request: 21 timeouts
@@ -128,16 +130,21 @@ type Tier struct {
 
 	mu      sync.RWMutex // not held across a request
 	ready   bool         // the indexes of the store have been read
+	listed  bool         // number is that of the last object in the store, at least
+	early   []blockID    // removed before the tier was ready
+	unsure  uint64       // packs of lower numbers may have blocks that were removed
 	blocks  map[blockID]entry
 	waiting map[blockID]*pack // blocks of packs that are not written yet
 	packs   []*pack           // that the store has
 	sending *pack             // is full, and being written
 	sent    chan struct{}     // closed and made anew when there is no sending any more
 	number  uint64            // of the last object
+	hiding  int               // packs that hide
 	bytes   uint64            // of packs
 	tombs   []uint64          // numbers of tombstones in the store
 	names   map[uint64]string // of those
-	removed []record          // have no tombstone yet
+	removed []record          // have no tombstone yet; behind them others are appended
+	tombing chan struct{}     // has one while a tombstone is written
 	overrun bool              // too many of those: the tier is not used until the next process
 	doomed  []string          // objects to delete
 	swept   time.Time         // when uploads were looked for last
@@ -159,6 +166,7 @@ type pack struct {
 	used    time.Time
 	ids     []blockID // some of which may be gone
 	live    int
+	hides   bool // has a block that was not removed, and is not found
 
 	p       []byte // until it is written
 	records []record
@@ -173,7 +181,8 @@ func Open(cfg Config) (*Tier, error) {
 	}
 	t := &Tier{cfg: cfg, requests: newRequests(cfg.Bucket, cfg.Timeout, cfg.rest),
 		ended: make(chan struct{}), wake: make(chan struct{}, 1), sent: make(chan struct{}),
-		blocks: map[blockID]entry{}, waiting: map[blockID]*pack{}, names: map[uint64]string{}}
+		tombing: make(chan struct{}, 1), blocks: map[blockID]entry{},
+		waiting: map[blockID]*pack{}, names: map[uint64]string{}}
 	if n := cfg.BytesASecond; n > 0 {
 		burst := int(min(max(4*n, uint64(2*cfg.PackBytes)), math.MaxInt64))
 		t.limit = limiter.NewLimiter(limiter.Limit(n), burst)
@@ -278,7 +287,8 @@ func (t *Tier) Write(ctx context.Context, space [16]byte, key cache.Key, b cache
 		if t.open == nil {
 			t.open = t.newPack()
 		}
-		if len(t.open.p)+len(bytes)+sealMax <= t.cfg.PackBytes {
+		if len(t.open.p)+len(bytes)+sealMax <= t.cfg.PackBytes &&
+			len(t.open.records) < removedMax {
 			break
 		}
 		sent := t.rotate()
@@ -427,6 +437,14 @@ func (t *Tier) forget(id blockID, e entry) {
 	}
 }
 
+// hide notes that a pack has a block that was not removed, and is not found. The caller holds mu.
+func (t *Tier) hide(p *pack) {
+	if !p.hides {
+		p.hides = true
+		t.hiding++
+	}
+}
+
 // span is blocks of a pack that one request reads.
 type span struct {
 	pack        *pack
@@ -482,7 +500,7 @@ func (t *Tier) Read(ctx context.Context, space [16]byte, keys []cache.Key, into 
 		all.Go(func() {
 			err := t.requests.do(ctx, "read "+s.pack.name, int(s.end-s.begin),
 				func(ctx context.Context) error {
-					return t.requests.Get(ctx, s.pack.name, int64(s.begin), s.into)
+					return t.requests.Get(ctx, s.pack.name, "", int64(s.begin), s.into)
 				})
 			good := make([]bool, len(s.which))
 			for j, k := range s.which {
@@ -504,7 +522,7 @@ func (t *Tier) Read(ctx context.Context, space [16]byte, keys []cache.Key, into 
 			s.pack.used = time.Now()
 			if errors.Is(err, fs.ErrNotExist) {
 				t.stats.Lost += uint64(s.pack.live)
-				t.forgetPack(s.pack)
+				t.forgetPacks(func(p *pack) bool { return p == s.pack })
 			}
 			for j, k := range s.which {
 				id := blockID{space, keys[k]}
@@ -514,7 +532,10 @@ func (t *Tier) Read(ctx context.Context, space [16]byte, keys []cache.Key, into 
 					t.stats.Read++
 				case err == nil && !good[j]:
 					t.stats.Damaged++
-					t.forget(id, at[k])
+					if t.blocks[id] == at[k] {
+						t.forget(id, at[k])
+						t.hide(s.pack)
+					}
 				}
 			}
 		})
@@ -527,6 +548,7 @@ func (t *Tier) Read(ctx context.Context, space [16]byte, keys []cache.Key, into 
 func (t *Tier) Remove(ctx context.Context, space [16]byte, keys []cache.Key) error {
 	t.mu.Lock()
 	before := len(t.removed)
+	hidden := !t.ready || t.hiding > 0 || len(t.doomed) > 0 // a restart may find more than is known
 	for k := range keys {
 		id := blockID{space, keys[k]}
 		e, known := t.blocks[id]
@@ -535,13 +557,16 @@ func (t *Tier) Remove(ctx context.Context, space [16]byte, keys []cache.Key) err
 		}
 		p := t.waiting[id]
 		delete(t.waiting, id)
-		if known || p != nil && p == t.sending || !t.ready {
+		if known || p != nil && p == t.sending || hidden {
 			t.removed = append(t.removed, record{blockID: id})
+		}
+		if !t.ready && !t.overrun {
+			t.early = append(t.early, id)
 		}
 	}
 	n := len(t.removed) - before
-	if len(t.removed) > removedMax {
-		t.removed, t.overrun = t.removed[:before], true
+	if len(t.removed) > removedMax || len(t.early) > removedMax {
+		t.removed, t.early, t.overrun = t.removed[:before], nil, true
 	}
 	t.mu.Unlock()
 	if n == 0 {
@@ -553,14 +578,27 @@ func (t *Tier) Remove(ctx context.Context, space [16]byte, keys []cache.Key) err
 	return nil
 }
 
-// entomb writes a tombstone for all blocks that have none.
+// entomb writes a tombstone for all blocks that have none, unless another call has meanwhile.
 func (t *Tier) entomb(ctx context.Context) error {
+	select {
+	case t.tombing <- struct{}{}:
+		defer func() { <-t.tombing }()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for an earlier one: %w", context.Cause(ctx))
+	}
 	t.mu.Lock()
 	records := slices.Clone(t.removed)
 	err := t.unused()
+	if t.listed && !t.ready && !t.overrun { // its number is that of a later object already
+		err = t.requests.unused()
+	}
 	number, name := t.nextName(tombSuffix)
+	owes := len(records) > 0 || t.overrun
 	t.mu.Unlock()
-	if err != nil || len(records) == 0 {
+	if !owes {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	body := finish(nil, records, number, time.Now().Unix())
@@ -572,14 +610,8 @@ func (t *Tier) entomb(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.tombs = append(t.tombs, number)
-	t.names[number] = name
-	// Others may have written some of them, too: of all that are left these have one now.
-	has := make(map[blockID]bool, len(records))
-	for _, r := range records {
-		has[r.blockID] = true
-	}
-	t.removed = slices.DeleteFunc(t.removed, func(r record) bool { return has[r.blockID] })
+	t.addTomb(number, name)
+	t.removed = slices.Clone(t.removed[len(records):])
 	return nil
 }
 

@@ -37,6 +37,10 @@ type fake struct {
 	failing  func() error // of each request; nil: it works
 	hangs    bool         // Get answers no more
 	during   func()       // of the next Get, or Put of a pack; nil: nothing
+
+	duringTomb func() // of the next Put of a tombstone; nil: nothing
+	noUploads  error  // of AbortUploads
+	noDelete   error
 }
 
 func newFake() *fake { return &fake{objects: map[string][]byte{}, at: map[string]time.Time{}} }
@@ -52,8 +56,13 @@ func (f *fake) begin() (unlock func(), err error) {
 
 // meanwhile calls what a test has put into during, and forgets it.
 func (f *fake) meanwhile() {
+	f.once(&f.during)
+}
+
+// once calls what is to be done during a request, once.
+func (f *fake) once(what *func()) {
 	var during func()
-	f.set(func(f *fake) { during, f.during = f.during, nil })
+	f.set(func(f *fake) { during, *what = *what, nil })
 	if during != nil {
 		during()
 	}
@@ -62,6 +71,8 @@ func (f *fake) meanwhile() {
 func (f *fake) Put(_ context.Context, name string, p []byte) error {
 	if strings.HasSuffix(name, packSuffix) {
 		f.meanwhile()
+	} else {
+		f.once(&f.duringTomb)
 	}
 	unlock, err := f.begin()
 	defer unlock()
@@ -79,7 +90,7 @@ func (f *fake) Put(_ context.Context, name string, p []byte) error {
 	return nil
 }
 
-func (f *fake) Get(ctx context.Context, name string, offset int64, into [][]byte) error {
+func (f *fake) Get(ctx context.Context, name, _ string, offset int64, into [][]byte) error {
 	f.meanwhile()
 	unlock, err := f.begin()
 	hangs := f.hangs
@@ -111,7 +122,7 @@ func (f *fake) List(_ context.Context, prefix string, visit func(Info) error) er
 	unlock()
 	for _, name := range slices.Sorted(maps.Keys(objects)) {
 		if strings.HasPrefix(name, prefix) && err == nil {
-			err = visit(Info{name, int64(len(objects[name])), at[name]})
+			err = visit(Info{Name: name, Size: int64(len(objects[name])), At: at[name]})
 		}
 	}
 	return err
@@ -120,7 +131,7 @@ func (f *fake) List(_ context.Context, prefix string, visit func(Info) error) er
 func (f *fake) Delete(_ context.Context, name string) error {
 	unlock, err := f.begin()
 	defer unlock()
-	if err == nil {
+	if err = errors.Join(err, f.noDelete); err == nil {
 		delete(f.objects, name)
 	}
 	return err
@@ -130,7 +141,7 @@ func (f *fake) AbortUploads(context.Context, string, time.Time) error {
 	unlock, err := f.begin()
 	defer unlock()
 	f.aborted++
-	return err
+	return errors.Join(err, f.noUploads)
 }
 
 func (f *fake) set(change func(f *fake)) {
@@ -404,6 +415,140 @@ func TestNoPartOfAnObject(t *testing.T) {
 	require.EqualValues(t, blocks-1, tier.Stats().Lost)
 }
 
+// TestDamagedTombstone: where a tombstone cannot be read, no older block is found, but later ones.
+func TestDamagedTombstone(t *testing.T) {
+	const size = 5000
+	f := newFake()
+	tier := openTier(t, f, nil)
+	await(t, tier.isReady)
+	for n := range 3 {
+		require.True(t, put(t, tier, n, size, 0))
+	}
+	await(t, func() bool { return tier.has(keysOf(0, 3)) == 3 })
+	require.NoError(t, tier.Remove(t.Context(), space, keysOf(1, 1)))
+	require.True(t, put(t, tier, 3, size, 0))
+	require.NoError(t, tier.Close(t.Context()))
+	name := f.names(tombSuffix)[0]
+	f.objects[name] = f.objects[name][1:]
+
+	tier = openTier(t, f, nil)
+	await(t, tier.isReady)
+	require.Equal(t, 1, tier.has(keysOf(0, 4)))
+	require.Equal(t, []bool{true}, read(t, tier, keysOf(3, 1), size))
+	await(t, func() bool { return len(f.names("")) == 1 })
+}
+
+// TestRemovedAgain: a block that is written again, and removed again, while the tombstone of the
+// first Remove is written has another one.
+func TestRemovedAgain(t *testing.T) {
+	const size = 5000
+	f := newFake()
+	tier := openTier(t, f, nil)
+	await(t, tier.isReady)
+	store := func() {
+		require.True(t, put(t, tier, 1, size, 0))
+		await(t, func() bool { return tier.has(keysOf(1, 1)) == 1 })
+	}
+	store()
+	again := make(chan error, 1)
+	f.set(func(f *fake) {
+		f.duringTomb = func() {
+			store()
+			go func() { again <- tier.Remove(context.Background(), space, keysOf(1, 1)) }()
+			await(t, func() bool { return tier.has(keysOf(1, 1)) == 0 })
+		}
+	})
+	require.NoError(t, tier.Remove(t.Context(), space, keysOf(1, 1)))
+	require.NoError(t, <-again)
+	tier.stop(errors.New("killed"))
+	<-tier.ended
+	tier = openTier(t, f, nil)
+	await(t, tier.isReady)
+	require.Zero(t, tier.has(keysOf(1, 1)))
+}
+
+// TestRemoveOfWhatIsHidden: a block that the tier does not find, but a restart would, is removed
+// for good, too: one that was damaged when it was read, and one of an object that is to be deleted.
+func TestRemoveOfWhatIsHidden(t *testing.T) {
+	const size = 5000
+	for name, hide := range map[string]func(t *testing.T, tier *Tier, f *fake){
+		"damaged": func(t *testing.T, tier *Tier, f *fake) {
+			name := f.names(packSuffix)[0]
+			good := f.objects[name]
+			f.set(func(f *fake) {
+				f.objects[name] = append(bytes.Repeat([]byte{1}, 2*size), good[2*size:]...)
+			})
+			require.Equal(t, 1, count(read(t, tier, keysOf(0, 3), size)))
+			f.set(func(f *fake) { f.objects[name] = good })
+		},
+		"to be deleted": func(t *testing.T, tier *Tier, f *fake) {
+			f.set(func(f *fake) { f.noDelete = errors.New("no delete") })
+			tier.mu.Lock()
+			tier.forgetPacks(func(*pack) bool { return true })
+			tier.mu.Unlock()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			tier := openTier(t, f, nil)
+			await(t, tier.isReady)
+			for n := range 3 {
+				require.True(t, put(t, tier, n, size, 0))
+			}
+			await(t, func() bool { return tier.has(keysOf(0, 3)) == 3 })
+			hide(t, tier, f)
+			require.NoError(t, tier.Remove(t.Context(), space, keysOf(0, 1)))
+			tier.stop(errors.New("killed"))
+			<-tier.ended
+			tier = openTier(t, f, nil)
+			await(t, tier.isReady)
+			require.Zero(t, tier.has(keysOf(0, 1)))
+		})
+	}
+}
+
+// TestRemoveBeforeTheIndexes: once the store has been listed a Remove is for good, also where the
+// indexes are not read yet.
+func TestRemoveBeforeTheIndexes(t *testing.T) {
+	const size = 5000
+	f := newFake()
+	tier := openTier(t, f, nil)
+	await(t, tier.isReady)
+	for n := range 3 {
+		require.True(t, put(t, tier, n, size, 0))
+	}
+	require.NoError(t, tier.Close(t.Context()))
+	removed := make(chan error, 1)
+	f.set(func(f *fake) {
+		f.during = func() { removed <- tier.Remove(context.Background(), space, keysOf(1, 1)) }
+	})
+	for range 2 { // this process, and the next one
+		f.mu.Lock()
+		next, err := Open(Config{Bucket: f, Prefix: "node/", Bytes: 64 << 20, PackBytes: 64 << 10,
+			Timeout: time.Minute, rest: time.Millisecond, tombAge: time.Hour})
+		tier = next
+		f.mu.Unlock()
+		require.NoError(t, err)
+		await(t, tier.isReady)
+		require.Equal(t, 2, tier.has(keysOf(0, 3)))
+		require.NoError(t, tier.Close(t.Context()))
+	}
+	require.NoError(t, <-removed)
+}
+
+// TestStoreWithoutUploads: one that refuses to list uploads is used as others.
+func TestStoreWithoutUploads(t *testing.T) {
+	f := newFake()
+	f.noUploads = fmt.Errorf("list uploads: %w", fs.ErrPermission)
+	tier := openTier(t, f, nil)
+	await(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.aborted > 0 })
+	for n := range 5 { // rounds
+		require.True(t, put(t, tier, n, 5000, 0))
+		await(t, func() bool { return tier.has(keysOf(n, 1)) == 1 })
+	}
+	require.Equal(t, 1, f.aborted)
+}
+
 // TestStoreThatFails: after errors the tier finds nothing, makes few requests, keeps what is to be
 // written, and heals.
 func TestStoreThatFails(t *testing.T) {
@@ -476,7 +621,7 @@ func TestRetriesHaveABudget(t *testing.T) {
 	}
 	get := func() error {
 		return r.do(t.Context(), "get", 1, func(ctx context.Context) error {
-			return r.Get(ctx, "x", 0, [][]byte{make([]byte, 1)})
+			return r.Get(ctx, "x", "", 0, [][]byte{make([]byte, 1)})
 		})
 	}
 	for range 5 {

@@ -5,6 +5,7 @@
 package s3
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -46,9 +47,13 @@ func Open(cfg Config) (*Bucket, error) {
 	region := cmp.Or(cfg.Region, "us-east-1")
 	at, err := url.Parse(cmp.Or(cfg.Endpoint, "https://s3."+region+".amazonaws.com"))
 	if err != nil || at.Host == "" || strings.Trim(at.Path, "/") != "" || at.Scheme != "https" &&
-		at.Scheme != "http" {
+		at.Scheme != "http" || at.User != nil {
+		shown := "of another form" // which may have a password in it
+		if err == nil {
+			shown = at.Redacted()
+		}
 		return nil, fmt.Errorf("s3: endpoint %q: want https://HOST or https://HOST:PORT: %w",
-			cfg.Endpoint, engine.ErrBounds)
+			shown, engine.ErrBounds)
 	}
 	if cfg.Bucket == "" {
 		return nil, fmt.Errorf("s3: no bucket: %w", engine.ErrBounds)
@@ -66,12 +71,38 @@ func Open(cfg Config) (*Bucket, error) {
 		Creds: credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{},
 			&credentials.FileAWSCredentials{},
 			&credentials.IAM{Client: &http.Client{Timeout: 5 * time.Second}}}),
-		Secure: at.Scheme == "https", Region: region, BucketLookup: lookup, Transport: transport,
+		Secure: at.Scheme == "https", Region: region, BucketLookup: lookup,
+		Transport:  bounded{transport},
 		MaxRetries: 1}) // package object has its own retries
 	if err != nil {
 		return nil, fmt.Errorf("s3: %w: %w", err, engine.ErrBounds)
 	}
 	return &Bucket{client, cfg.Bucket}, nil
+}
+
+// bounded bounds the answers that the client of S3 reads as a whole: all but ranges of objects.
+type bounded struct{ http.RoundTripper }
+
+const answerMax = 16 << 20 // a page of a list has 1,000 names of 1 KiB, which escapes make longer
+
+func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	a, err := b.RoundTripper.RoundTrip(r)
+	if err != nil || a.StatusCode == http.StatusPartialContent {
+		return a, err
+	}
+	body := bufio.NewReader(io.LimitReader(a.Body, answerMax))
+	if a.StatusCode == http.StatusOK && r.URL.Query().Has("list-type") {
+		// The client takes an error of that status for a list of nothing.
+		if p, _ := body.Peek(1 << 10); !bytes.Contains(p, []byte("<ListBucketResult")) {
+			_ = a.Body.Close()
+			return nil, fmt.Errorf("no list, but %.100q", p)
+		}
+	}
+	a.Body = struct {
+		io.Reader
+		io.Closer
+	}{body, a.Body}
+	return a, nil
 }
 
 // Put implements object.Bucket. Long objects go in parts, several at a time.
@@ -82,8 +113,10 @@ func (b *Bucket) Put(ctx context.Context, name string, p []byte) error {
 	return of(err)
 }
 
-// Get implements object.Bucket.
-func (b *Bucket) Get(ctx context.Context, name string, offset int64, into [][]byte) error {
+// Get implements object.Bucket. A store that sends other bytes than those that were asked for says
+// so in its answer, mostly.
+func (b *Bucket) Get(ctx context.Context, name, version string, offset int64,
+	into [][]byte) error {
 	n := int64(0)
 	for _, p := range into {
 		n += int64(len(p))
@@ -95,11 +128,21 @@ func (b *Bucket) Get(ctx context.Context, name string, offset int64, into [][]by
 	if err := o.SetRange(offset, offset+n-1); err != nil {
 		return err
 	}
-	body, _, _, err := minio.Core{Client: b.client}.GetObject(ctx, b.name, name, o)
+	if version != "" {
+		o.Set("If-Match", `"`+version+`"`)
+	}
+	body, info, header, err := minio.Core{Client: b.client}.GetObject(ctx, b.name, name, o)
 	if err != nil {
 		return of(err)
 	}
 	defer body.Close()
+	if version != "" && info.ETag != version {
+		return changed(fmt.Errorf("ETag %q, listed %q", info.ETag, version))
+	}
+	which := header.Get("Content-Range")
+	if want := fmt.Sprintf("bytes %d-%d/", offset, offset+n-1); !strings.HasPrefix(which, want) {
+		return fmt.Errorf("s3: asked for %s…, the answer is of %q", want, which)
+	}
 	for _, p := range into {
 		if _, err := io.ReadFull(body, p); err != nil {
 			return of(err)
@@ -116,7 +159,8 @@ func (b *Bucket) List(ctx context.Context, prefix string, visit func(object.Info
 		Recursive: true}) {
 		err := of(o.Err)
 		if err == nil {
-			err = visit(object.Info{Name: o.Key, Size: o.Size, At: o.LastModified})
+			err = visit(object.Info{Name: o.Key, Size: o.Size, At: o.LastModified,
+				Version: o.ETag})
 		}
 		if err != nil {
 			return err
@@ -153,14 +197,18 @@ func of(err error) error {
 		return nil
 	case r.Code == "NoSuchKey":
 		return fmt.Errorf("s3: %w: %w", err, fs.ErrNotExist)
-	case r.Code == "NoSuchBucket":
-		return fmt.Errorf("s3: %w: make the bucket, or name another: %w", err, fs.ErrPermission)
-	case r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("s3: %w: give this process credentials for the bucket, by "+
-			"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or ~/.aws/credentials: %w", err,
-			fs.ErrPermission)
+	case r.StatusCode == http.StatusPreconditionFailed:
+		return changed(err)
+	case r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized ||
+		r.Code == "NoSuchBucket":
+		return fmt.Errorf("s3: %w: %w", err, fs.ErrPermission)
 	}
 	return fmt.Errorf("s3: %w", err)
+}
+
+func changed(err error) error {
+	return fmt.Errorf("s3: the object has changed since it was listed: %w: %w", err,
+		engine.ErrCorrupt)
 }
 
 // ParseURL reads s3://BUCKET/NAME. Of another text ok is false.
