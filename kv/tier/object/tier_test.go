@@ -38,9 +38,8 @@ type fake struct {
 	hangs    bool         // Get answers no more
 	during   func()       // of the next Get, or Put of a pack; nil: nothing
 
-	duringTomb func() // of the next Put of a tombstone; nil: nothing
-	noUploads  error  // of AbortUploads
-	noDelete   error
+	noUploads error // of AbortUploads
+	noDelete  error
 }
 
 func newFake() *fake { return &fake{objects: map[string][]byte{}, at: map[string]time.Time{}} }
@@ -56,13 +55,8 @@ func (f *fake) begin() (unlock func(), err error) {
 
 // meanwhile calls what a test has put into during, and forgets it.
 func (f *fake) meanwhile() {
-	f.once(&f.during)
-}
-
-// once calls what is to be done during a request, once.
-func (f *fake) once(what *func()) {
 	var during func()
-	f.set(func(f *fake) { during, *what = *what, nil })
+	f.set(func(f *fake) { during, f.during = f.during, nil })
 	if during != nil {
 		during()
 	}
@@ -71,8 +65,6 @@ func (f *fake) once(what *func()) {
 func (f *fake) Put(_ context.Context, name string, p []byte) error {
 	if strings.HasSuffix(name, packSuffix) {
 		f.meanwhile()
-	} else {
-		f.once(&f.duringTomb)
 	}
 	unlock, err := f.begin()
 	defer unlock()
@@ -436,35 +428,6 @@ func TestDamagedTombstone(t *testing.T) {
 	require.Equal(t, 1, tier.has(keysOf(0, 4)))
 	require.Equal(t, []bool{true}, read(t, tier, keysOf(3, 1), size))
 	await(t, func() bool { return len(f.names("")) == 1 })
-}
-
-// TestRemovedAgain: a block that is written again, and removed again, while the tombstone of the
-// first Remove is written has another one.
-func TestRemovedAgain(t *testing.T) {
-	const size = 5000
-	f := newFake()
-	tier := openTier(t, f, nil)
-	await(t, tier.isReady)
-	store := func() {
-		require.True(t, put(t, tier, 1, size, 0))
-		await(t, func() bool { return tier.has(keysOf(1, 1)) == 1 })
-	}
-	store()
-	again := make(chan error, 1)
-	f.set(func(f *fake) {
-		f.duringTomb = func() {
-			store()
-			go func() { again <- tier.Remove(context.Background(), space, keysOf(1, 1)) }()
-			await(t, func() bool { return tier.has(keysOf(1, 1)) == 0 })
-		}
-	})
-	require.NoError(t, tier.Remove(t.Context(), space, keysOf(1, 1)))
-	require.NoError(t, <-again)
-	tier.stop(errors.New("killed"))
-	<-tier.ended
-	tier = openTier(t, f, nil)
-	await(t, tier.isReady)
-	require.Zero(t, tier.has(keysOf(1, 1)))
 }
 
 // TestRemoveOfWhatIsHidden: a block that the tier does not find, but a restart would, is removed
