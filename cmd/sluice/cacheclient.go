@@ -70,7 +70,9 @@ func (a *serverFlags) askCluster(c *cobra.Command, do func(context.Context, *clu
 	if err != nil {
 		return fmt.Errorf("reach the cluster: %w", err)
 	}
-	err = do(ctx, u)
+	if err = c.Context().Err(); err == nil { // else it was interrupted while it dialled
+		err = do(ctx, u)
+	}
 	if absent, further := u.absent(); err != nil && absent != "" {
 		err = fmt.Errorf("%w; nodes that do not answer have and take no blocks: %s", err, absent)
 		if further {

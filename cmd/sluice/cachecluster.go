@@ -207,8 +207,7 @@ func (c *cacheConfig) weight() uint32 {
 // node is how the directory knows this server.
 func (c *cacheConfig) node(at []net.Listener) directory.Node {
 	n := directory.Node{Name: c.name, Certificate: c.cluster.certificate,
-		Addresses: c.cluster.addresses,
-		Weight:    uint32(max(1, min(c.cache.Memory.Bytes>>24, 1<<31)))}
+		Addresses: c.cluster.addresses, Weight: c.weight()}
 	if c.own != nil && n.Certificate == "" { // so that no other member answers in its place
 		n.Certificate = cmp.Or(append(c.own.Facts().Hosts, "")...)
 	}

@@ -96,7 +96,8 @@ func (c *cacheConfig) settings(table string, nth int) []setting {
 			{"addresses", &k.addresses, 0, 0}, {"certificate", &k.certificate, 1, 255},
 			{"etcd_certificate", &k.etcdCertificate, 1, 4096}, {"etcd_key", &k.etcdKey, 1, 4096},
 			{"etcd_authority", &k.etcdAuthority, 1, 4096},
-			{"lease", &k.lease, 5e9, 3600e9}}
+			{"lease", &k.lease, 5e9, 3600e9}, {"weight", &k.weight, 0, 1 << 31},
+			{"bytes_a_second", &k.bytesASecond, 1, unbounded}}
 	case "object":
 		b, t := &c.object.bucket, &c.object.tier
 		return []setting{{"bucket", &b.Bucket, 3, 63}, {"endpoint", &b.Endpoint, 1, 4096},
@@ -247,6 +248,7 @@ func parseCacheConfig(path string, text []byte) (*cacheConfig, error) {
 	host, _ := os.Hostname()
 	c := &cacheConfig{path: path, text: string(text), name: host, socket: defaultSocket(),
 		startTimeout: 30 * time.Second, drainTimeout: 30 * time.Second}
+	c.cluster.weight = -1
 	for _, table := range []string{"identity", "schedule", "events", "cluster", "object", "memory",
 		"disk", "namespace"} {
 		list, form := []any{keys[table]}, "["+table+"]"

@@ -364,15 +364,11 @@ func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.
 	if !c.unscheduled {
 		cfg.Schedule = &c.schedule
 	}
-	if id := c.identity; id.certificate != "" {
-		var err error
-		revoked := slices.DeleteFunc([]string{id.revoked}, func(s string) bool { return s == "" })
-		cfg.Identity, err = identity.FromFiles(id.certificate, id.key, id.authority, revoked...)
-		if err != nil {
-			return nil, c.wrong("identity", 0, "certificate", "%w", err)
-		}
-		c.own = cfg.Identity
+	var err error
+	if cfg.Identity, err = c.openIdentity(); err != nil {
+		return nil, err
 	}
+	c.own = cfg.Identity
 	specs := c.backends
 	if len(specs) == 0 {
 		// Loads of one client are copied by several processors, as far as there are any.

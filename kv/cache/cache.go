@@ -44,6 +44,11 @@ type Config struct {
 	// had to leave the memory is read from there.
 	Disks []DiskConfig
 
+	// Seal encrypts what is on Disks: a file of before it was set, or unset, is made anew. A block
+	// takes seal.Overhead bytes more there, so a page where its length is a multiple of 4 KiB. Nil:
+	// it is plain, as Memory is in any case.
+	Seal *seal.Keys
+
 	// Below is a tier below these, where there is one. It stays the caller's: close it after the
 	// cache.
 	Below Below

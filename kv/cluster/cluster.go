@@ -64,6 +64,7 @@ type Cluster struct {
 	stop     context.CancelFunc
 	followed chan struct{} // closed when follow has ended
 	layout   atomic.Pointer[layout]
+	digests  digests
 	curves   [2]curve // of all nodes, by tier
 	wholes   curve    // of whole Loads; see Cluster.whole
 	hedges   budget
@@ -144,7 +145,7 @@ func (c *Cluster) follow(changed <-chan struct{}) {
 
 // arrange has the nodes be those of a view.
 func (c *Cluster) arrange(v *directory.View) {
-	l := &layout{View: v}
+	l := &layout{View: v, at: map[uint64]int{}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if last := c.layout.Load(); last != nil {
@@ -161,6 +162,7 @@ func (c *Cluster) arrange(v *directory.View) {
 		}
 		n.describe(d)
 		c.nodes[d.Name] = n
+		l.at[n.id] = k
 		l.nodes = append(l.nodes, n)
 		l.bids = append(l.bids, placement.Node{ID: n.id, Weight: d.Weight})
 	}

@@ -290,8 +290,7 @@ func (w *way) split(which []int, of func(r *stretch) int) (parts []*part, rest [
 			p = &part{n: w.lay.nodes[o]}
 			at[o], parts = p, append(parts, p)
 		}
-		p.at = append(p.at, k)
-		p.keys = append(p.keys, w.keys[k])
+		p.add(k, w.keys[k], run)
 	}
 	return parts, rest
 }

@@ -250,13 +250,15 @@ func fake(t testing.TB, nodes, copies int) *Space {
 	t.Helper()
 	c := &Cluster{}
 	l := &layout{View: &directory.View{
-		Namespaces: map[string]directory.Namespace{"model": {Copies: copies}}}}
+		Namespaces: map[string]directory.Namespace{"model": {Copies: copies}}},
+		at: map[uint64]int{}}
 	for k := range nodes {
 		n := &node{c: c, name: fmt.Sprintf("n%02d", k), id: uint64(k), at: &conn{}}
 		for size := range 30 {
 			n.learn([2]uint64{1 << size}, time.Microsecond+1<<size, 0)
 		}
 		n.learn([2]uint64{}, time.Microsecond, 0)
+		l.at[n.id] = k
 		l.Nodes = append(l.Nodes, directory.Node{Name: n.name, Weight: 1})
 		l.nodes = append(l.nodes, n)
 		l.bids = append(l.bids, placement.Node{ID: n.id, Weight: 1})
@@ -388,6 +390,9 @@ func TestAsked(t *testing.T) {
 	for n, most := range map[int]float64{8: 1.2, 64: 1.6} {
 		s := fake(t, n, 1)
 		s.known.size.Store(8 << 10)
+		var head cache.Key
+		binary.LittleEndian.PutUint64(head[:], trace.NewGenerator(1).Next().HashIDs[0])
+		s.tell(t, 0, []placement.Hot{{Segment: head, Owners: uint16(n)}})
 		lay, stored := s.c.layout.Load(), map[uint64]bool{}
 		asked, hits, read, all := 0, 0, make([]int, n), 0
 		g := trace.NewGenerator(1)

@@ -259,33 +259,18 @@ func (s *Space) find(ctx context.Context, keys []cache.Key) (m cache.Match, at [
 	w.moves = func([]cache.Key) [2]uint64 { return [2]uint64{} }
 	m.Blocks, at = make([]cache.Found, len(keys)), make([]*node, len(keys))
 	var mu sync.Mutex
-	var refused error // by the lists of the namespace
-	var nodes sync.WaitGroup
-	for nth := range copies {
-		for _, p := range split(lay, keys, owners, copies, nth, all) {
-			nodes.Go(func() {
-				var found cache.Match
-				_, err := s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
-					found, err = space.Match(l.nodes, p.keys)
-					return err
-				})
-				mu.Lock()
-				defer mu.Unlock()
-				if err != nil {
-					if errors.Is(err, os.ErrPermission) {
-						refused = fmt.Errorf("match: node %s: %w", p.n.name, err)
-					}
-					return
-				}
-				for k, f := range found.Blocks {
-					to := p.at[k]
-					if f.There() && (at[to] == nil || m.Blocks[to]&cache.InMemory == 0 &&
-						f&cache.InMemory != 0) {
-						at[to] = p.n
-					}
-					m.Blocks[to] |= f
-				}
-			})
+	_, err = s.inTurn(l, w, upTo(len(keys)), 0, func(l limits, p *part) (lacks []int, err error) {
+		var found cache.Match
+		_, err = s.ask(l, p.n, func(_ *conn, space *serve.Space) (err error) {
+			began, busy := time.Now(), p.n.busy(1)
+			found, err = space.Match(l.nodes, p.keys)
+			if err == nil || hedged(l) {
+				p.n.learn([2]uint64{}, time.Since(began), busy)
+			}
+			return err
+		})
+		if errors.Is(err, os.ErrPermission) { // by the lists of the namespace
+			return nil, fmt.Errorf("match: node %s: %w", p.n.name, err)
 		}
 		if err != nil {
 			return p.at, nil
@@ -306,7 +291,7 @@ func (s *Space) find(ctx context.Context, keys []cache.Key) (m cache.Match, at [
 	for m.Prefix < len(keys) && m.Blocks[m.Prefix].There() {
 		m.Prefix++
 	}
-	return m, at, refused
+	return m, at, err
 }
 
 func checkKeys(keys []cache.Key) error {

@@ -192,9 +192,11 @@ func (s *Space) LoadPinned(ctx context.Context, t *Token, chain int, keys []cach
 	}
 	l := s.c.limit(ctx)
 	defer l.free()
+	w := s.way(s.c.layout.Load(), keys) // for the segments alone
+	defer w.free()
 	parts := map[string]*part{}
 	var list []*part
-	k := 0
+	k, run := 0, 0
 	for _, r := range t.chains[chain] {
 		p := parts[r.Node]
 		if p == nil {
@@ -208,8 +210,10 @@ func (s *Space) LoadPinned(ctx context.Context, t *Token, chain int, keys []cach
 			parts[r.Node], list = p, append(list, p)
 		}
 		for range r.Blocks {
-			p.at = append(p.at, k)
-			p.keys = append(p.keys, keys[k])
+			for w.runs[run].to <= k {
+				run++
+			}
+			p.add(k, keys[k], &w.runs[run])
 			k++
 		}
 	}

@@ -36,22 +36,47 @@ type Member struct {
 // not wait until they answer. It skips the test where the machine has no etcd.
 func Start(t *testing.T, n int) []*Member {
 	t.Helper()
-	// An address of the loopback that nobody else has, since others may take a port of 127.0.0.1
-	// before the member does.
-	return StartOn(t, n, fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256),
-		1+rand.IntN(254)), func(f func() error) error { return f() })
+	return start(t, n, ownLoopback(), here, "http")
 }
 
 // StartOn is Start at an address of a host, on which the function on runs others.
-func StartOn(t *testing.T, n int, address string, on func(func() error) error) (
-	members []*Member) {
+func StartOn(t *testing.T, n int, address string, on func(func() error) error) []*Member {
+	t.Helper()
+	return start(t, n, address, on, "http")
+}
+
+// StartSecure starts one member of https that asks clients for a certificate. files returns those
+// of the member, whose certificate must be for the host, and of the authority.
+func StartSecure(t *testing.T, files func(host string) (cert, key, authority string)) *Member {
+	t.Helper()
+	return start(t, 1, ownLoopback(), here, "https", func(m *Member) {
+		u, err := url.Parse(m.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, key, authority := files(u.Hostname())
+		m.args = append(m.args, "--cert-file", cert, "--key-file", key, "--trusted-ca-file",
+			authority, "--client-cert-auth")
+	})[0]
+}
+
+func here(f func() error) error { return f() }
+
+// ownLoopback returns an address of the loopback that nobody else has, since others may take a port
+// of 127.0.0.1 before the member does.
+func ownLoopback() string {
+	return fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
+}
+
+func start(t *testing.T, n int, address string, on func(func() error) error, scheme string,
+	change ...func(*Member)) (members []*Member) {
 	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		drivertest.SkipIfUnavailable(t, &driver.UnavailableError{Backend: "etcd",
 			Reason: err.Error(), Fix: "apt-get install etcd-server"})
 	}
 	var listeners []net.Listener
-	free := func() string {
+	free := func(scheme string) string {
 		var l net.Listener
 		err := on(func() (err error) {
 			l, err = net.Listen("tcp", net.JoinHostPort(address, "0"))
@@ -65,8 +90,8 @@ func StartOn(t *testing.T, n int, address string, on func(func() error) error) (
 	}
 	var peers, all []string
 	for k := range n {
-		members = append(members, &Member{URL: free(), t: t, on: on, folder: t.TempDir()})
-		peers = append(peers, free())
+		members = append(members, &Member{URL: free(scheme), t: t, on: on, folder: t.TempDir()})
+		peers = append(peers, free("http"))
 		all = append(all, fmt.Sprintf("m%d=%s", k, peers[k]))
 	}
 	for _, l := range listeners { // all together, so that no two get one port

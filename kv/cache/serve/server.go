@@ -67,6 +67,9 @@ type Config struct {
 	// that opens one has it asked again. Nil: no quota, priority 0.
 	Options func(name string) cache.NamespaceOptions
 
+	// Member makes the server a node of a cluster; nil: it is none.
+	Member Member
+
 	// Access says who may use the namespaces of a name, when one is opened, and at each request
 	// from the next Reassign on. It is asked by "" for one that a disk alone has and nobody has
 	// named since. Nil: whoever the engine serves may use all.
@@ -143,8 +146,9 @@ type client struct {
 // space is a namespace that a client has open, until it has left it and its requests have ended.
 type space struct {
 	*cache.Namespace
-	opens   int // for which no kindLeave has come
-	running int // requests
+	named   *SpaceName // nil: it was found by its digest
+	opens   int        // for which no kindLeave has come
+	running int        // requests
 	has     rights
 	turn    uint64 // for which has holds; 0: none
 }
@@ -173,6 +177,7 @@ func New(cfg Config) (*Server, error) {
 		latency: map[kind]*latency{}, limit: answerLimit, names: namesMax,
 		most: bytesMax, open: map[[16]byte]int{},
 		telling: rate.NewLimiter(1, 8)}
+	s.polling, s.endPolls = context.WithCancel(context.Background())
 	for k := range measured {
 		s.latency[k] = &latency{}
 	}
@@ -389,10 +394,10 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 	case kindDigest:
 		return nil, s.refusePoll()
 	}
-	inspects := s.cfg.Inspect(c.peer)
-	if what >= kindReport && what != kindBlock && !inspects {
-		return nil, fmt.Errorf("what others have in the cache is told to those alone who come by "+
-			"its Unix socket: %w", os.ErrPermission)
+	if what >= kindReport && what != kindBlock {
+		if err := s.mayInspect(c, what); err != nil {
+			return nil, err
+		}
 	}
 	switch what {
 	case kindReport:
@@ -459,7 +464,7 @@ func (s *Server) serve(ctx context.Context, c *client, what kind, body []byte) (
 			return nil, errGarbled
 		}
 		b, text := n.Explain(q.keys[0])
-		if !inspects { // who has the key may have the block
+		if !s.cfg.Inspect(c.peer) { // who has the key may have the block
 			text = ""
 		}
 		return json.Marshal(blockText{b, text})
@@ -514,7 +519,8 @@ func (s *Server) openSpace(c *client, p []byte) ([]byte, error) {
 		return nil, err
 	}
 	digest := cache.DigestOf(name, salted)
-	return s.addSpace(c, digest, func() (*cache.Namespace, error) {
+	named := &SpaceName{name, geometry, digest}
+	return s.addSpace(c, digest, named, func() (*cache.Namespace, error) {
 		o := cache.NamespaceOptions{}
 		if s.cfg.Options != nil {
 			o = s.cfg.Options(name)
@@ -540,7 +546,7 @@ func (s *Server) findSpace(c *client, p []byte) ([]byte, error) {
 			return nil, err
 		}
 	}
-	return s.addSpace(c, [16]byte(p), func() (*cache.Namespace, error) {
+	return s.addSpace(c, [16]byte(p), nil, func() (*cache.Namespace, error) {
 		if n := s.cfg.Cache.Space([16]byte(p)); n != nil {
 			return n, nil
 		}

@@ -138,7 +138,7 @@ func (m *Member) step(ctx context.Context) error {
 func (m *Member) claim(ctx context.Context, id number, node, put directory.Node) error {
 	key := []byte(m.d.nodes + node.Name)
 	write := []operation{}
-	if put.Name == "" || put.Load != node.Load {
+	if put.Name == "" || put.Load != node.Load || put.Weight != node.Weight {
 		write = putOf(key, &node, id)
 	}
 	look := []operation{{Range: &rangeRequest{Key: key}}}

@@ -199,9 +199,12 @@ func of(err error) error {
 		return fmt.Errorf("s3: %w: %w", err, fs.ErrNotExist)
 	case r.StatusCode == http.StatusPreconditionFailed:
 		return changed(err)
-	case r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized ||
-		r.Code == "NoSuchBucket":
-		return fmt.Errorf("s3: %w: %w", err, fs.ErrPermission)
+	case r.Code == "NoSuchBucket":
+		return fmt.Errorf("s3: %w: make the bucket, or name another: %w", err, fs.ErrPermission)
+	case r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
+		return fmt.Errorf("s3: %w: give this process credentials for the bucket, by "+
+			"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or ~/.aws/credentials: %w", err,
+			fs.ErrPermission)
 	}
 	return fmt.Errorf("s3: %w", err)
 }
