@@ -49,8 +49,12 @@ def test_a_question_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(cache_module, "SLICE_NS", 0)
 
+    def call(ns: int) -> int:
+        asked.append(ns)
+        return 0
+
     def ask() -> None:
-        cache_module._ask(lambda ns: asked.append(ns) or 0, 3.0, whole=True)
+        cache_module._ask(call, 3.0, whole=True)
 
     ask()  # in the main thread, which hears interrupts, and in another one
     thread = threading.Thread(target=ask)
@@ -83,9 +87,14 @@ def test_an_interrupted_call_has_keys_and_a_token_of_its_own(
         going_on.pop(0)()
         assert [f > 0 for f in space.match(keys, LIMIT).found] == [False, True, True, True]
         closed: list[int] = []
-        close = cache_module.lib.kv_token_close
-        monkeypatch.setattr(cache_module.lib, "kv_token_close",
-                            lambda handle: closed.append(handle) or close(handle))
+        lib: Any = vars(cache_module)["lib"]
+        close = lib.kv_token_close
+
+        def counted(handle: int) -> Any:
+            closed.append(handle)
+            return close(handle)
+
+        monkeypatch.setattr(lib, "kv_token_close", counted)
         going_on.pop()()
         gc.collect()
         assert len(closed) == 1

@@ -115,15 +115,15 @@ def test_a_node_of_a_cluster_that_loses_all(nodes: Nodes) -> None:
                         "start_timeout": LIMIT})
     assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", where) == 0
     assert store._objects is not None and store._objects._session is not None
+    session = store._objects._session
 
     def all_there() -> None:
-        nodes.wait(store._objects._session.cache, "serving")
+        nodes.wait(session.cache, "serving")
         for name, value in values.items():
             assert store.put(name, value) == 0 and store.get(name) == value
 
     all_there()
     assert store.batch_is_exist(list(values)) == [1] * len(values)
-    session = store._objects._session
     asked = [n["requests"] for n in session.cache.stats()["nodes"]]
     assert store.upsert("n1", b"x") == FAILED  # and stores no piece
     assert [n["requests"] for n in session.cache.stats()["nodes"]] == asked
