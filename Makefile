@@ -22,7 +22,7 @@ GOTEST = $(GO) run ./hack/gotest -go $(GO) -timeout $(TIMEOUT)
 # goroutines meet.
 NOCGO = ./csrc/copy $(shell $(GO) list ./... 2>/dev/null | grep -v -e /csrc -e /cuda -e /bindings -e /cmd/sluice$$)
 CGO = ./csrc/... ./cuda/... ./bindings/... ./cmd/... ./backends/ucx/... ./backends/rdma/... ./backends/gds/... ./backends/cuda/... ./backends/mem ./backends/shm ./examples
-RACE = ./driver/... ./engine/... ./backends/... ./identity/... ./internal/... ./kv/handoff/... ./kv/cache/... ./kv/weights/...
+RACE = ./driver/... ./engine/... ./backends/... ./identity/... ./internal/... ./kv/handoff/... ./kv/cache/... ./kv/weights/... ./kv/cluster ./kv/cluster/member ./kv/tier/object ./kv/ring ./kv/sparse
 # Of what is C, under the race detector run the tests in which goroutines meet.
 RACE_C = ./csrc/ucx ./csrc/verbs ./csrc/ring ./cuda ./bindings/c
 RACE_C_RUN = ^(TestGrantsOfManyAtOnce|TestCloseWhileMemoryIsRegistered|TestNothingLandsAfterRevoke|TestRoomIsToldToWhoArmsLater|TestArmBesideAnEnd|TestSummerOnDeviceEnds|TestHelpSaysThatSomethingEnded|TestPagesThatMoveHoldUpTheirOwn|TestRace.*|TestTable.*)$$
