@@ -304,8 +304,8 @@ func (s *Space) inTurn(l limits, w *way, which []int, try int,
 	var nodes sync.WaitGroup
 	before := func(r *stretch) int { return w.nth(r, try) }
 	parts, lacks := w.split(which, before)
-	for _, p := range parts {
-		nodes.Go(func() {
+	for k, p := range parts {
+		one := func() {
 			within := l.share(p.tries - try)
 			stop := w.hedge(&within, p, try)
 			left, err := ask(within, p)
@@ -322,7 +322,12 @@ func (s *Space) inTurn(l limits, w *way, which []int, try int,
 			mu.Lock()
 			defer mu.Unlock()
 			errs, lacks = append(errs, err), append(lacks, left...)
-		})
+		}
+		if k < len(parts)-1 {
+			nodes.Go(one)
+		} else { // saves a call to one node a wake-up
+			one()
+		}
 	}
 	nodes.Wait()
 	slices.Sort(lacks)

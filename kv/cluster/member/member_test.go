@@ -734,6 +734,17 @@ func TestUsesWait(t *testing.T) {
 	require.LessOrEqual(t, m.blocks, m.blocksMax()+1)
 }
 
+// TestUsesAreBounded: what waits to be counted, and its keys, has a bound.
+func TestUsesAreBounded(t *testing.T) {
+	m, _, use := alone(t)
+	long := *use
+	long.Keys = make([]cache.Key, keysMax)
+	m.Used(&long)
+	require.Zero(t, m.Report().Unseen)
+	m.Used(use)
+	require.EqualValues(t, 1, m.Report().Unseen)
+}
+
 // TestParts: of very many chains that part within a segment each block is known once.
 func TestParts(t *testing.T) {
 	m, _, use := alone(t)
