@@ -291,7 +291,7 @@ func (a *clusterFlags) openEngine(name string) (e *engine.Engine, id *identity.I
 	return e, id, err
 }
 
-// check says what is wrong with the flags.
+// check is the error of a user who gave flags that do not go together.
 func (a *clusterFlags) check() error {
 	words := a.backend.words
 	switch {

@@ -12,7 +12,7 @@ import (
 	"github.com/sluicehq/sluice/kv/seal"
 )
 
-// saltMin is the least of a secret that nobody is to guess.
+// saltMin is how many bytes a salt has at least, so that no tenant guesses it.
 const saltMin = 16
 
 // readSecrets reads the files of secrets that the config names. A config that is only checked has
@@ -94,7 +94,7 @@ func (c *cacheConfig) table(name string) cacheNamespace {
 	return cacheNamespace{}
 }
 
-// checkSecure refuses what does not go together in the keys about who may do what.
+// checkSecure refuses keys of the config about who may do what that do not go together.
 func (c *cacheConfig) checkSecure(refuse func(bad bool, table string, nth int, key, format string,
 	args ...any)) {
 	for n, s := range c.namespaces {

@@ -67,7 +67,7 @@ func TestAccessOfConfig(t *testing.T) {
 	require.Equal(t, serve.Access{}, m.access(open, "any"))
 }
 
-// TestSecretsOfConfig: nonsense in what is about security is refused by its key and line.
+// TestSecretsOfConfig: serve refuses nonsense in the keys about security, and names key and line.
 func TestSecretsOfConfig(t *testing.T) {
 	const space = quickMemory + "[[namespace]]\nname = \"a\"\n"
 	const cluster = quickMemory + "[cluster]\netcd = [\"http://a:1\"]\n"

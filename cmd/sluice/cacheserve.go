@@ -289,12 +289,14 @@ func serveCache(ctx context.Context, cfg *cacheConfig, stdout, stderr io.Writer)
 			if err == nil {
 				err = changed.readSecrets()
 			}
-			if err == nil {
-				now.Store(changed)
-				err = s.Reassign()
-			}
 			if err != nil {
 				say("SIGHUP: nothing is changed: %v", sentence(err))
+				continue
+			}
+			now.Store(changed)
+			if err := s.Reassign(); err != nil {
+				say("SIGHUP: %s is read, and its lists hold, but not all quotas: %v; send the "+
+					"signal again", cfg.path, sentence(err))
 			} else {
 				say("SIGHUP: %s is read: its [[namespace]] tables and cluster.weight hold now, "+
 					"all else from the next start on", cfg.path)
@@ -353,7 +355,7 @@ func servedLine(name string, at []net.Listener, a cache.Attached, s cache.Stats)
 // that its tiers need. Where it listens for other hosts, it has one that reaches them. Its identity
 // is that of the listeners.
 func (c *cacheConfig) openEngine(say func(format string, args ...any)) (*engine.Engine, error) {
-	telling := rate.NewLimiter(1, 8) // who is refused may come at any rate
+	telling := rate.NewLimiter(1, 8) // strangers may dial at any rate
 	cfg := engine.Config{Name: c.name, Plaintext: c.plaintext,
 		OnRefused: func(from net.Addr, why error) {
 			// openListeners of another server hangs up at the Unix socket

@@ -320,13 +320,13 @@ type told struct {
 	node  uint64
 }
 
-// tell takes in what a router says.
-func (n *known) tell(block cache.Key, node uint64) {
+// noteHolder keeps which node has a block, as a router says.
+func (n *known) noteHolder(block cache.Key, node uint64) {
 	n.told[hashOf(&block)>>53].Store(&told{block, node})
 }
 
-// holder appends the node that a router has told of for a block, if there is one.
-func (n *known) holder(dst []uint64, block cache.Key) []uint64 {
+// appendHolder appends the node that a router has told of for a block, if there is one.
+func (n *known) appendHolder(dst []uint64, block cache.Key) []uint64 {
 	if t := n.told[hashOf(&block)>>53].Load(); t != nil && t.block == block {
 		dst = append(dst, t.node)
 	}

@@ -47,7 +47,7 @@ type way struct {
 	bytes [][2]uint64 // by place in the layout: what a node is asked for first
 	asked []int       // nodes
 	found []int       // nodes that have the blocks of the runs
-	// Room for choose and holders.
+	// Room for choose and listHolders.
 	others []int
 	ids    []uint64
 }
@@ -137,7 +137,7 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 		head, at, end := s.segment(keys, k)
 		r := stretch{head: head, first: at, from: k, to: end, source: first, chosen: first >= 0,
 			bytes: s.known.bytes(keys[k:end], s.known.size.Load())}
-		w.holders(s, &r, keys[end-1], copies)
+		w.listHolders(s, &r, keys[end-1], copies)
 		w.runs = append(w.runs, r)
 		k = end
 	}
@@ -171,9 +171,9 @@ func (s *Space) way(lay *layout, keys []cache.Key) *way {
 	return w
 }
 
-// holders lists the nodes that have a run: first those that own it, then those that have its last
-// block as they have told, or a router. The caller holds the lock of the digests.
-func (w *way) holders(s *Space, r *stretch, last cache.Key, copies int) {
+// listHolders lists the nodes that have a run: first those that own it, then those that have its
+// last block as they have told, or a router. The caller holds the lock of the digests.
+func (w *way) listHolders(s *Space, r *stretch, last cache.Key, copies int) {
 	from, memo := len(w.found), s.known
 	if s.unchained { // there are too many segments
 		memo = nil
@@ -185,7 +185,7 @@ func (w *way) holders(s *Space, r *stretch, last cache.Key, copies int) {
 			w.found = append(w.found, o)
 		}
 	}
-	w.ids = s.known.holder(w.ids[:0], last)
+	w.ids = s.known.appendHolder(w.ids[:0], last)
 	if view := s.c.digests.view; view != nil {
 		if hot := view.Owners(r.head); hot >= len(w.lay.bids) {
 			for o := range w.lay.bids { // each but once

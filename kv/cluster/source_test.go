@@ -334,8 +334,8 @@ func TestLiar(t *testing.T) {
 	require.InEpsilon(t, honest, took, 0.05)
 }
 
-// tell has a node tell of segments that are hot, and of blocks.
-func (s *Space) tell(t *testing.T, node uint64, hot []placement.Hot, blocks ...cache.Key) {
+// announce has a node tell of segments that are hot, and of blocks.
+func (s *Space) announce(t *testing.T, node uint64, hot []placement.Hot, blocks ...cache.Key) {
 	t.Helper()
 	for d := range placement.NewJournal(node, 1).Snapshot(0, hot, slices.Values(blocks)) {
 		require.NoError(t, s.c.digests.apply(node, d.Append(nil)))
@@ -350,7 +350,7 @@ func TestTold(t *testing.T) {
 	head, last := cache.Key{1}, cache.Key{2}
 	keys := []cache.Key{{9}, {8}, head, last} // a segment of two at the end
 	owners := placement.Owners(nil, lay.bids, head, 64)
-	s.tell(t, uint64(owners[40]), []placement.Hot{{Segment: head, Owners: 4}}, last)
+	s.announce(t, uint64(owners[40]), []placement.Hot{{Segment: head, Owners: 4}}, last)
 	asked := map[int]bool{}
 	for range 1000 {
 		w := s.way(lay, keys)
@@ -377,7 +377,7 @@ func TestTold(t *testing.T) {
 		"source_control_endpoint": "tcp://10.0.0.50:7000"}}, {"action_type": "kv.fetch",
 		"action_version": "1.0", "payload": {"block_hashes": [1],
 		"source_control_endpoint": "tcp://10.0.0.51:7000"}}]}`, last)) {
-		s.heed(&f)
+		s.noteFetch(&f)
 	}
 	w := s.way(lay, keys)
 	defer w.free()
@@ -392,7 +392,7 @@ func TestAsked(t *testing.T) {
 		s.known.size.Store(8 << 10)
 		var head cache.Key
 		binary.LittleEndian.PutUint64(head[:], trace.NewGenerator(1).Next().HashIDs[0])
-		s.tell(t, 0, []placement.Hot{{Segment: head, Owners: uint16(n)}})
+		s.announce(t, 0, []placement.Hot{{Segment: head, Owners: uint16(n)}})
 		lay, stored := s.c.layout.Load(), map[uint64]bool{}
 		asked, hits, read, all := 0, 0, make([]int, n), 0
 		g := trace.NewGenerator(1)
@@ -577,7 +577,7 @@ func TestAlone(t *testing.T) {
 			keys[1][0]++
 		}
 	}
-	s.known.tell(keys[0], lay.nodes[1-own].id)
+	s.known.noteHolder(keys[0], lay.nodes[1-own].id)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
 	var asked [2][][]int

@@ -135,9 +135,9 @@ func (p *part) add(k int, key cache.Key, r *stretch) {
 	p.at, p.keys = append(p.at, k), append(p.keys, key)
 }
 
-// tell puts what became of the keys where it belongs, and returns the places of those that are to
-// be asked of another node.
-func (p *part) tell(outcomes, got []cache.Outcome) (lacks []int) {
+// takeOutcomes puts what became of the keys where it belongs, and returns the places of those that
+// are to be asked of another node.
+func (p *part) takeOutcomes(outcomes, got []cache.Outcome) (lacks []int) {
 	for k, o := range got {
 		if outcomes[p.at[k]] = o; o != cache.Done {
 			lacks = append(lacks, p.at[k])
@@ -372,7 +372,7 @@ func (s *Space) Load(ctx context.Context, keys []cache.Key, to serve.Place) ([]c
 		if err != nil {
 			err = fmt.Errorf("node %s: %w", p.n.name, err)
 		}
-		return p.tell(outcomes, got), err
+		return p.takeOutcomes(outcomes, got), err
 	})
 	if err != nil {
 		return outcomes, fmt.Errorf("load: %w", err)
@@ -442,7 +442,7 @@ func (s *Space) Prefetch(ctx context.Context, keys []cache.Key) ([]cache.Outcome
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		return p.tell(outcomes, got), err
+		return p.takeOutcomes(outcomes, got), err
 	})
 	return outcomes, err
 }
@@ -650,8 +650,8 @@ func (s *Space) Hint(ctx context.Context, keys []cache.Key, h cache.Hint) (cache
 	return sum, refused
 }
 
-// heed takes in which node has blocks, as a router says.
-func (s *Space) heed(f *cache.Fetch) {
+// noteFetch keeps which node has blocks, as a router says.
+func (s *Space) noteFetch(f *cache.Fetch) {
 	address, lay := strings.Replace(f.Source, "://", ":", 1), s.c.layout.Load()
 	k := slices.IndexFunc(lay.Nodes, func(n directory.Node) bool {
 		return n.Name == f.Source || slices.Contains(n.Addresses, address)
@@ -660,7 +660,7 @@ func (s *Space) heed(f *cache.Fetch) {
 		return
 	}
 	for _, key := range f.Keys {
-		s.known.tell(key, lay.nodes[k].id)
+		s.known.noteHolder(key, lay.nodes[k].id)
 	}
 }
 
@@ -670,7 +670,7 @@ func (s *Space) heed(f *cache.Fetch) {
 // has the blocks. An error is one of all nodes.
 func (s *Space) HintEnvelope(ctx context.Context, data []byte) ([]cache.ActionOutcome, error) {
 	for _, f := range cache.Fetches(data) {
-		s.heed(&f)
+		s.noteFetch(&f)
 	}
 	l := s.c.limit(ctx)
 	defer l.free()

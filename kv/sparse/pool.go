@@ -309,13 +309,13 @@ func (s *Step) begin(t *engine.Transfer, bases []uint64) error {
 		})
 	}
 	if err == nil {
-		err = s.hold()
+		err = s.holdPins()
 	}
 	if err == nil {
 		err = t.Post()
 	}
 	if err != nil {
-		s.letGo()
+		s.releasePins()
 		s.forget()
 		return err
 	}
@@ -323,7 +323,8 @@ func (s *Step) begin(t *engine.Transfer, bases []uint64) error {
 	return nil
 }
 
-func (s *Step) hold() error {
+// holdPins keeps the memory of the Pins until the fetch has ended.
+func (s *Step) holdPins() error {
 	for _, pin := range s.Pins {
 		release, err := pin.Hold()
 		if err != nil {
@@ -334,7 +335,7 @@ func (s *Step) hold() error {
 	return nil
 }
 
-func (s *Step) letGo() {
+func (s *Step) releasePins() {
 	for _, release := range s.releases {
 		release()
 	}
@@ -380,7 +381,7 @@ func (s *Step) Abort(ctx context.Context) error {
 	t := s.underWay
 	if t.Err() == nil { // it had ended before
 		s.underWay = nil
-		s.letGo()
+		s.releasePins()
 		s.forget()
 		return nil
 	}
@@ -399,7 +400,7 @@ func (s *Step) end(ctx context.Context) error {
 	err := t.Err()
 	if err == nil {
 		s.owed = false
-		s.letGo()
+		s.releasePins()
 		s.releaseSets()
 		return nil
 	}
@@ -408,7 +409,7 @@ func (s *Step) end(ctx context.Context) error {
 		err = fmt.Errorf("%w: %w", err, proof)
 		s.releases = nil
 	}
-	s.letGo()
+	s.releasePins()
 	if proof != nil && !errors.Is(proof, driver.ErrUnproven) { // that is about the peer's memory
 		s.pool.broken.CompareAndSwap(nil, &err)
 		return err

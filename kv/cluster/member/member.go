@@ -322,7 +322,7 @@ func (m *Member) publish() {
 	for _, h := range hot {
 		m.announced[h.Segment] = h.Owners
 	}
-	m.told.tell(m.heat.Load(), hot)
+	m.told.endChange(m.heat.Load(), hot)
 }
 
 // copies is how many nodes a namespace has its blocks on, whoever reads them.

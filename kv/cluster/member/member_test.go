@@ -867,7 +867,7 @@ func TestTold(t *testing.T) {
 		}
 		has = now
 		tell.have(now)
-		tell.tell(0, nil)
+		tell.endChange(0, nil)
 	}
 	check := func(who int) {
 		t.Helper()

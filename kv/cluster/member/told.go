@@ -81,8 +81,8 @@ func (t *told) have(surplus map[placement.Key]bool) {
 	}
 }
 
-// tell ends a change, where there is one.
-func (t *told) tell(load uint64, hot []placement.Hot) {
+// endChange has those who wait know of a change, where there is one.
+func (t *told) endChange(load uint64, hot []placement.Hot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.load, t.hot = load, hot
